@@ -89,6 +89,7 @@ setup(
             "isolated = policies.baselines.isolated:Isolated",
             "las = policies.baselines.las:Las",
             "max_sum_throughput = policies.baselines.max_sum_throughput:MaxSumThroughput",
+            "pollux = policies.pollux.policy:Pollux",
             "optimus = policies.baselines.optimus:Optimus",
             "slurm = policies.baselines.slurm:Slurm",
             "srsf = policies.baselines.srsf:Srsf",

@@ -13,9 +13,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
+from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.reasons import Reason
 
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
+NO_PARAMETERS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
 
 
 class Preempt(enum.Enum):
@@ -172,7 +174,9 @@ class JobRequest:
         weight: the job's weight relative to other jobs, in (0, 1]; a tag's is at least ``tags.LEAST_WEIGHT``.
         preempt: how a run may be stopped.
         profiled: whether smaller world sizes are profiled before each run.
-        total_steps: optimizer steps that the job needs, if declared.
+        adaptive_batch: whether the user lets metasched change the batch size; ``batching.control`` says whether the
+            training script consents, too.
+        total_steps: optimizer steps that the job needs, if declared; at its first batch where the batch size changes.
         slo_seconds: time from submission within which the job should finish, if its user has declared one.
         time_limit_seconds: longest duration of one run, if there is a limit.
     """
@@ -201,6 +205,7 @@ class JobRequest:
     weight: float = 1.0
     preempt: Preempt = Preempt.CHECKPOINT
     profiled: bool = False
+    adaptive_batch: bool = False
     total_steps: float | None = None
     slo_seconds: float | None = None
     time_limit_seconds: float | None = None
@@ -225,6 +230,7 @@ class JobSituation:
         stop_requested: when the daemon asked the present run to stop, unix seconds, else None.
         suspended_by_us: whether the daemon suspended the job, and may resume it.
         suspended_at: start of the present suspension, unix seconds; None while the job is not suspended.
+        requested_batch: the batch plan that the present run was asked to take up; None for none.
         blocked: why the job must not start at all (dependency, begin time, bad tag); None if it may.
     """
 
@@ -241,6 +247,7 @@ class JobSituation:
     stop_requested: float | None = None
     suspended_by_us: bool = False
     suspended_at: float | None = None
+    requested_batch: BatchPlan | None = None
     blocked: Reason | None = None
 
 
@@ -255,7 +262,8 @@ class JobHistory:
         attained: GPU-seconds received, by GPU type ("" for CPU-only node-seconds), the present run included.
         ran_seconds: wall time of all runs, the present one included.
         preemptions: runs that the daemon ended before the job was done.
-        progress_steps: optimizer steps done, if reported.
+        progress_steps: optimizer steps done, if reported; in steps at the first batch where the batch size changes.
+        most_gpus: most GPUs that a run had, the present one included.
     """
 
     run: int = 0
@@ -265,6 +273,7 @@ class JobHistory:
     ran_seconds: float = 0.0
     preemptions: int = 0
     progress_steps: float | None = None
+    most_gpus: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +289,11 @@ class JobKnowledge:
         restart_seconds: seconds in which the job holds GPUs without training when it is stopped and started again:
             from the stop request to the end of the run, and from the start of the next run to its first step. The mean
             of the job's latest restarts, or of those of its user's other jobs; None where none was measured.
+        batching: its batch size, who changes it, and its limits; None where no trainer has reported.
+        noise: its gradient noise; None where that was not measured.
+        iteration_parameters: by GPU type, the parameters of the time of its iterations
+            (``throughput.iteration_time.IterationParameters``), where the policy asks for them
+            (``Policy.fits_iterations``).
     """
 
     steps_per_second: float | None = None
@@ -287,6 +301,9 @@ class JobKnowledge:
     learns_speed: bool = False
     expected_service: float | None = None
     restart_seconds: float | None = None
+    batching: Batching | None = None
+    noise: GradientNoise | None = None
+    iteration_parameters: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: NO_PARAMETERS)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
@@ -442,6 +459,8 @@ class Grant:
         max_nodes: most nodes in this round; None for the job's own limit.
         time_slicing: with ``co_runner``, whether the two jobs alternate, one suspended while the other runs (time
             slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
+        batch: the batch plan that the job's trainer should take up, where metasched changes the job's batch size
+            (``BatchControl.SCHEDULER``); None to leave the batch size to the trainer.
     """
 
     uid: str
@@ -453,6 +472,7 @@ class Grant:
     co_runner: str | None = None
     max_nodes: int | None = None
     time_slicing: bool = False
+    batch: BatchPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,10 +518,12 @@ class Start(Action):
     Attributes:
         placement: the nodes and GPUs of the run.
         half_gpus: whether the job gets one half of each GPU only, so that a co-runner may have the other.
+        batch: the batch plan that the run's trainer should take up; None to leave the batch size to the trainer.
     """
 
     placement: Placement
     half_gpus: bool = False
+    batch: BatchPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,6 +545,17 @@ class Requeue(Action):
 @dataclass(frozen=True, slots=True)
 class Suspend(Action):
     """Suspend the present run, which keeps its memory and GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retune(Action):
+    """Ask the present run to take up another batch plan; it is neither stopped nor restarted.
+
+    Attributes:
+        batch: the plan.
+    """
+
+    batch: BatchPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ class Policy(ABC):
         wakes_on_completion: whether the end of a job starts a round at once.
         steady: whether only arrivals, completions and changes of nodes change the policy's decisions. Other rounds then
             repeat the last decision, and a simulation does not update service and progress for them.
+        precompute_at: the fraction of a round after which the daemon begins ``precompute``, with the newest snapshot; 0
+            for at once, with the snapshot of the round. With 1 or more it would never begin.
+        wakes_on_result: whether the result of ``precompute`` starts a round at once.
+        fits_iterations: whether the policy reads ``Job.iteration_parameters``, which cost milliseconds for each job
+            whose iterations have changed.
     """
 
     name: ClassVar[str]
@@ -68,6 +73,9 @@ class Policy(ABC):
     wakes_on_arrival: ClassVar[bool] = True
     wakes_on_completion: ClassVar[bool] = True
     steady: ClassVar[bool] = False
+    precompute_at: ClassVar[float] = 0.0
+    wakes_on_result: ClassVar[bool] = False
+    fits_iterations: ClassVar[bool] = False
 
     @property
     def solves_in_background(self) -> bool:

@@ -128,6 +128,17 @@ def _reservation_ahead(nodes: int) -> str:
     return f"on {counted(nodes, 'node')} that would suit it a reservation begins before its time limit (--time) is over"
 
 
+def _batch_changes(per_gpu: int, accumulation: int, global_batch: int | None) -> str:
+    passes = "" if accumulation == 1 else f" in {accumulation} micro-batches"
+    total = "" if global_batch is None else f", {global_batch} in all"
+    return f"its batch becomes {counted(per_gpu, 'sample')} per GPU{passes}{total}"
+
+
+def _goodput_speedup(speedup: float, batch: int | None, efficiency: int | None) -> str:
+    tuned = "" if batch is None else f", with a batch of {batch} at {efficiency}% of a small one's efficiency"
+    return f"its goodput is {speedup:g} times that of a fair share{tuned}"
+
+
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
@@ -191,6 +202,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.SHORTEST_TIME: "shortest remaining time first",
     Code.SHORTEST_SERVICE: "shortest remaining GPU time first",
     Code.REMAINING_UNKNOWN: "after all whose remaining time is known",
+    Code.GOODPUT_SPEEDUP: _goodput_speedup,
+    Code.GOODPUT_GAINS_LESS: "other jobs gain more by the GPUs",
     Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
     Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
     "for",
@@ -213,6 +226,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.STARTS: _starts,
     Code.MOVES: lambda **place: f"moves to {_place(**place)}",
     Code.PREEMPTED_FOR: lambda jobs, more: f"preempted for {', '.join(jobs)}{f' and {more} more' if more else ''}",
+    Code.BATCH_CHANGES: _batch_changes,
     Code.NOT_ITS_TURN: "it is not its turn",
     Code.WAS_TO_LEAVE: "its earlier stop request is sent again",
     Code.STOP_UNANSWERED: "it did not answer a stop within {seconds:g} s",

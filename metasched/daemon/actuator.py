@@ -22,6 +22,7 @@ from metasched.core.model import (
     Placement,
     Requeue,
     Resume,
+    Retune,
     Snapshot,
     Start,
     Status,
@@ -33,7 +34,7 @@ from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
 from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
-from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
+from metasched.shared_dir.mailbox import Lease, LeasedBatch, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
@@ -52,6 +53,7 @@ ACTION_KINDS: Mapping[type[Action], str] = {
     Requeue: "requeue",
     Suspend: "suspend",
     Resume: "resume",
+    Retune: "retune",
 }
 
 log = structlog.get_logger()
@@ -84,6 +86,14 @@ def _restarts_on_node_too_soon(job: Job, placement: Placement, now: float) -> bo
         return False
     same_node = not set(job.last_placement.nodes).isdisjoint(placement.nodes)
     return same_node and now - job.last_ended < SAME_NODE_SECONDS
+
+
+def _theta(fitted: Sequence[float] | None) -> tuple[float, float, float, float, float, float, float] | None:
+    """The parameters of the time of an iteration as a lease has them; None where they are not known."""
+    if fitted is None:
+        return None
+    alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma = fitted
+    return alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,20 +210,40 @@ class Actuator:
     def renew_leases(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
         """Write the number and end of a new round into the leases of jobs that keep their allocation.
 
-        Trainers read the rest of a lease only once, so it stays as it is. A run that Slurm started without a release
-        keeps the lease that its trainer may have found, because a higher run number would supersede the trainer; where
-        there is no lease yet, it gets one.
+        The batch plan is the store's. Trainers read the rest of a lease only once, so it stays as it is. A run that
+        Slurm started without a release keeps the lease that its trainer may have found, because a higher run number
+        would supersede the trainer; where there is no lease yet, it gets one.
         """
         for job in jobs:
-            lease = self._lease_of(job)
-            if job.placement is None or (lease is not None and lease.run != job.run):
-                continue
-            if lease is None:
-                lease = self._new_lease(job, job.placement, job.run, round_facts)
             try:
-                self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end))
+                self._renew_lease(job, round_facts)
             except MailboxError as error:
                 log.warning("lease_not_renewed", job=job.slurm_job_id, error=str(error))
+
+    def _renew_lease(self, job: Job, round_facts: RoundFacts) -> None:
+        """Write the round, and the batch plan that the store has for the run, into the run's lease.
+
+        Raises:
+            MailboxError: the lease cannot be written.
+        """
+        lease = self._lease_of(job)
+        if job.placement is None or (lease is not None and lease.run != job.run):
+            return
+        if lease is None:
+            lease = self._new_lease(job, job.placement, job.run, round_facts)
+        batch = self._leased_batch(job)
+        self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end, batch=batch))
+
+    def _leased_batch(self, job: Job) -> LeasedBatch | None:
+        """Return the batch plan that the store has for the job's present run; None for a job with a fixed batch."""
+        if not job.adaptive_batch:
+            return None
+        run = self._store.require_job(job.uid).current
+        if run is None or run.batch is None:
+            return LeasedBatch()
+        placement = run.placement or run.released
+        fitted = job.iteration_parameters.get(placement.gpu_type or "") if placement is not None else None
+        return LeasedBatch(run.batch_number, run.batch.per_gpu, run.batch.accumulation, theta=_theta(fitted))
 
     def _perform_one(self, action: Action, state: ClusterState, round_facts: RoundFacts) -> None:
         job = state.snapshot.job[action.uid]
@@ -235,6 +265,9 @@ class Actuator:
                 self._store.run_resumed(job.uid, job.run, state.snapshot.now)
                 # Slurm gives the job a priority again; the hold keeps it from starting if somebody else requeues it.
                 self._client.hold(job.slurm_job_id)
+            case Retune():
+                self._store.batch_requested(job.uid, job.run, action.batch)
+                self._renew_lease(job, round_facts)
 
     def _hold(self, job: Job, state: ClusterState) -> None:
         now = state.snapshot.now
@@ -251,12 +284,12 @@ class Actuator:
     def _start(self, job: Job, action: Start, state: ClusterState, round_facts: RoundFacts) -> None:
         now = state.snapshot.now
         run = job.run + 1
-        self._store.release(job.uid, run, action.placement, now)
+        self._store.release(job.uid, run, action.placement, now, action.batch)
         self._mailbox.index_job(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
         if state.jobs[job.uid].requirements.trials and not action.half_gpus:
             lease = replace(lease, trials=ProfilingRuns(world_sizes_to_profile(job, action.placement)))
-        self._mailbox.write_lease(lease)
+        self._mailbox.write_lease(replace(lease, batch=self._leased_batch(job)))
         delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
         sharing = state.gpu_shards
         shards = None if sharing is None else sharing.half if action.half_gpus else sharing.per_gpu

@@ -65,24 +65,27 @@ class BackgroundSolver:
         self._pipe: Connection | None = None
         self._busy_since: float | None = None
 
-    def begin(self, snapshot: Snapshot, policy: Policy, state: PolicyState) -> None:
+    def begin(self, snapshot: Snapshot, policy: Policy, state: PolicyState) -> bool:
         """Begin the policy's computation for a round, unless an earlier one is still running.
 
         Args:
-            snapshot: the input of the round.
+            snapshot: the input of the round, or a newer one.
             policy: the policy in force.
             state: the policy's state after the round.
+
+        Returns:
+            False where an earlier computation is still running, else True, also where this one could not begin.
         """
         if self._busy_since is not None and time.monotonic() - self._busy_since > LIMIT_SECONDS:
             log.warning("background_solve_abandoned", policy=policy.name, seconds=LIMIT_SECONDS)
             self.close()
         if self._busy_since is not None:
-            return
+            return False
         try:
             task = _pickled((snapshot, policy, state))
         except Exception:  # a policy may be third-party code
             log.exception("background_solve_failed", policy=policy.name, effect=BEGUN_AGAIN)
-            return
+            return True
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -94,6 +97,15 @@ class BackgroundSolver:
             self._busy_since = time.monotonic()
         except OSError as error:
             self._lost(error)
+        return True
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether ``collect`` would return, or log, what has arrived since its last call."""
+        try:
+            return self._pipe is not None and self._busy_since is not None and self._pipe.poll()
+        except OSError:
+            return True
 
     def collect(self) -> Mapping[str, Any]:
         """Return the result that has arrived since the last call, JSON-compatible; empty if none has."""

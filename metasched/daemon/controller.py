@@ -16,8 +16,9 @@ from dataclasses import replace
 import structlog
 
 from metasched.configuration.config import Config
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, Placement, Snapshot, Status
-from metasched.core.policy import Policy
+from metasched.core.policy import Policy, PolicyState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
@@ -34,6 +35,7 @@ from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import start_deferral
 from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import encode
+from metasched.scheduling.batch_changes import with_batch_plans
 from metasched.scheduling.contract_checks import PolicyViolationError
 from metasched.scheduling.engine import RoundResult, run_round
 from metasched.scheduling.gpu_sharing import GpuSharing
@@ -92,14 +94,17 @@ class Controller:
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
         self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
         self._estimates = JobEstimates(store, config.sharing)
+        self._estimates.fits_iterations = policy.fits_iterations
         self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates)
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
+        self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
+        self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._degraded: Reason | None = None
@@ -121,11 +126,13 @@ class Controller:
     def reconfigure(self, config: Config, policy: Policy) -> None:
         """Continue under another configuration and policy, with a new round at the next poll; paths do not change."""
         self._background_solver.close()
+        self._unsolved = None
         self.config = config
         self.policy = policy
         self._observer.config = config
         self._actuator.config = config
         self._estimates.reconfigure(config.sharing)
+        self._estimates.fits_iterations = policy.fits_iterations
         self._round_wanted = True
 
     def poll(self) -> float:
@@ -153,6 +160,8 @@ class Controller:
         self._check_lock()  # Slurm's answers may have taken long
         if self._round_due(now):
             self._decide(state.snapshot)
+        elif self._solving_due(now):
+            self._begin_solving(replace(_for_policies(state.snapshot), round=self._round))
         actions = self._plan(state)
         done = self._act(actions, state)
         self._publisher.publish(self, state)
@@ -282,6 +291,7 @@ class Controller:
             or (state.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
             or not blocked_targets <= self._blocked_targets
+            or (self.policy.wakes_on_result and self._background_solver.has_answer)
         )
         # A start that Slurm refused is tried again in regular rounds, and so starts none early.
         deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
@@ -329,6 +339,7 @@ class Controller:
                 co_runners=sharing.partners,
                 time_slicing=sharing.time_slicing,
                 renewed=[job.uid for job in undisturbed],
+                batches=result.batches,
             )
         except StoreError:
             raise
@@ -338,10 +349,12 @@ class Controller:
                 "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=snapshot.now
             )
             return
-        if self.policy.solves_in_background:
-            self._background_solver.begin(snapshot, self.policy, result.state)
         self._round = number
+        self._unsolved = result.state if self.policy.solves_in_background else None
+        if not self.policy.precompute_at:
+            self._begin_solving(snapshot)
         self._targets = result.targets
+        self._batches = result.batches
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
@@ -359,11 +372,22 @@ class Controller:
             log.info("policy_recovered", policy=self.policy.name, round=self._round)
         self._degraded = degraded
 
+    def _begin_solving(self, snapshot: Snapshot) -> None:
+        """Begin the policy's background computation after the latest round, unless an earlier one still runs."""
+        if self._unsolved is not None and self._background_solver.begin(snapshot, self.policy, self._unsolved):
+            self._unsolved = None
+
+    def _solving_due(self, now: float) -> bool:
+        """Whether the part of the round is over after which the policy's background computation begins."""
+        begun = self._round_at if self._round_at is not None else now
+        return now - begun >= self.policy.precompute_at * self.config.schedule.round_seconds
+
     def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule
         timeouts = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
         sharing = replace(self._gpu_sharing, shards=state.gpu_shards)
-        return plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
+        actions = plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
+        return with_batch_plans(actions, state.snapshot, self._targets, self._batches)
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""

@@ -19,11 +19,15 @@ class JobEstimates:
     Args:
         store: of the daemon; holds what was learnt before.
         sharing: the configuration of GPU sharing, which says how speeds with co-runners are estimated.
+
+    Attributes:
+        fits_iterations: whether jobs get the parameters of the time of their iterations.
     """
 
     def __init__(self, store: Store, sharing: Sharing) -> None:
         self._store = store
         self._sharing = sharing
+        self.fits_iterations = False
         self._throughput = ThroughputLearning(store, sharing.untried_part, sharing.table)
         self._service = ServicePrediction(store)
         self._restarts = RestartCosts(store)
@@ -47,9 +51,12 @@ class JobEstimates:
             record: the job as the store has it.
             model: the model that the job's tag names; None for none.
         """
-        speed = self._throughput.speed(speed_subject(job.uid, job.user, model))
+        subject = speed_subject(job.uid, job.user, model)
+        speed = self._throughput.speed(subject, None if job.batching is None else job.batching.global_batch)
+        fitted = self._throughput.iteration_parameters(subject) if self.fits_iterations else {}
         return job.evolve(
             speed=speed,
+            iteration_parameters=fitted,
             expected_service=self._service.expected_service(record),
             restart_seconds=self._restarts.restart_seconds(record, model),
         )

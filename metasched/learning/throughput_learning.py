@@ -8,18 +8,23 @@ model, or one job that names none.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Job, Placement, Status
+from metasched.learning.iteration_learning import IterationLearning
 from metasched.learning.profiling_sizes import gpus_by_node
 from metasched.shared_dir.reports import ProfilingReport
-from metasched.store import SpeedRecord, Store
+from metasched.store import IterationRecord, SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, table_fractions
+from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.measured_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
 from metasched.throughput.throughput_table import ThroughputTable
 
 REPORT_WEIGHT = 0.3
 """Weight of a new report in the exponential moving average of a speed."""
+MAX_BATCHES = 32
+"""Global batches of a subject whose speeds are held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,9 @@ class ThroughputLearning:
         self._store = store
         self._untried = untried
         self._prior: Mapping[str, SpeedFractions] = {} if table is None else table_fractions(table)
-        self._speeds: dict[str, MeasuredSpeed] = {}
+        self._speeds: dict[str, dict[int, MeasuredSpeed]] = {}  # by subject and batch
+        self._latest_batch: dict[str, int] = {}  # by subject
+        self._iterations = IterationLearning(store)
         self._since: dict[str, tuple[_Circumstances, float]] = {}
         self._retained_parts: dict[str, SpeedFractions] = {}  # by subject, the latest last
         self._measured_with: dict[str, set[str]] = {}  # by co-runner, the subjects that were measured with it
@@ -61,23 +68,36 @@ class ThroughputLearning:
         for record in sorted(store.speeds(), key=lambda record: record.at):
             self._add(record)
 
-    def speed(self, subject: str) -> MeasuredSpeed:
-        """Return the subject's speed; the same object as long as nothing new is learnt."""
+    def speed(self, subject: str, batch: int | None = None) -> MeasuredSpeed:
+        """Return the subject's speed at a global batch; the same object as long as nothing new is learnt.
+
+        Args:
+            subject: of the speed.
+            batch: samples of an optimizer step; None for the subject's latest batch.
+        """
         if self._stale:
             self._estimate()
-        return self._measured(subject)
+        return self._measured(subject, self._latest_batch.get(subject, 0) if batch is None else batch)
+
+    def iteration_parameters(self, subject: str) -> Mapping[str, IterationParameters]:
+        """Return the parameters of the time of an iteration, by GPU type; empty where nothing was measured."""
+        return self._iterations.parameters(subject)
 
     def forget(self, uid: str) -> None:
         """Drop the speeds of an ended job and of others with it as co-runner; its model's speed remains."""
         self._since.pop(uid, None)
         self._retained_parts.pop(uid, None)
+        self._latest_batch.pop(uid, None)
+        self._iterations.forget(uid)
         for subject in self._measured_with.pop(uid, ()):
-            self._speeds[subject] = self._speeds[subject].without(uid)
+            batches = self._speeds.get(subject, {})
+            batches.update({batch: speed.without(uid) for batch, speed in batches.items()})
             parts = self._retained_parts.get(subject, {})
             self._retained_parts[subject] = {column: part for column, part in parts.items() if column[2] != uid}
-        if (speed := self._speeds.pop(uid, None)) is not None:
-            for _, other in speed.colocated:
-                self._measured_with.get(other, set()).discard(uid)
+        if (speeds := self._speeds.pop(uid, None)) is not None:
+            for speed in speeds.values():
+                for _, other in speed.colocated:
+                    self._measured_with.get(other, set()).discard(uid)
             self._store.delete_speeds(uid)
 
     def learn(
@@ -117,17 +137,23 @@ class ThroughputLearning:
         # Subjects without live jobs are dropped, unless a speed of theirs was measured.
         wanted = set(subjects.values())
         self._speeds = {
-            subject: speed
-            for subject, speed in self._speeds.items()
-            if subject in wanted or speed.alone or speed.colocated
+            subject: speeds
+            for subject, speeds in self._speeds.items()
+            if subject in wanted or any(speed.alone or speed.colocated for speed in speeds.values())
         }
 
     def learn_profiling_runs(self, subject: str, placement: Placement, reports: Iterable[ProfilingReport]) -> None:
         """Learn from profiling runs that used part of a placement."""
         for report in reports:
             spread = gpus_by_node(placement, report.world_size)
-            if spread is not None and placement.gpu_type is not None:
-                self._note(subject, (placement.gpu_type, spread), None, report.steps / report.seconds, report.at)
+            if spread is None or placement.gpu_type is None:
+                continue
+            where = (placement.gpu_type, spread)
+            batch = report.global_batch or self._latest_batch.get(subject, 0)
+            self._note(subject, batch, where, None, report.steps / report.seconds, report.at)
+            if report.per_gpu_batch is not None and report.accumulation is not None:
+                plan = BatchPlan(report.per_gpu_batch, report.accumulation)
+                self._note_iteration(subject, where, plan, report.seconds / report.steps, report.at)
 
     def _learn(self, uid: str, subject: str, circumstances: _Circumstances, since: float) -> None:
         """Learn from the job's latest report, unless it began before the present circumstances did."""
@@ -140,39 +166,61 @@ class ThroughputLearning:
         ):
             return
         where = (circumstances.placement.gpu_type or "", circumstances.placement.spread)
-        self._note(subject, where, circumstances.co_runner, latest.steps / latest.seconds, latest.at)
+        measured = latest.steps / latest.seconds
+        self._note(subject, latest.global_batch, where, circumstances.co_runner, measured, latest.at)
+        if circumstances.co_runner is None:
+            plan = BatchPlan(latest.per_gpu_batch, latest.accumulation)
+            self._note_iteration(subject, where, plan, 1.0 / measured, latest.at)
 
-    def _note(self, subject: str, where: PlacementShape, co_runner: str | None, measured: float, at: float) -> None:
+    def _note(  # noqa: PLR0917  one fact of a measurement each
+        self, subject: str, batch: int, where: PlacementShape, co_runner: str | None, measured: float, at: float
+    ) -> None:
         """Add a measurement, in steps per second, to the moving average in memory and in the store."""
-        before = self._measured(subject).measured(where, co_runner)
+        before = self._measured(subject, batch).measured(where, co_runner)
         mean = measured if before is None else before + REPORT_WEIGHT * (measured - before)
-        record = SpeedRecord(subject, *where, co_runner, mean, at)
+        record = SpeedRecord(subject, *where, co_runner, mean, at, batch)
         self._store.set_speed(record)
         self._add(record)
 
+    def _note_iteration(self, subject: str, where: PlacementShape, plan: BatchPlan, seconds: float, at: float) -> None:
+        """Add the seconds of an optimizer step, measured without a co-runner."""
+        gpu_type, spread = where
+        several = len(spread) > 1
+        self._iterations.note(
+            IterationRecord(subject, gpu_type, sum(spread), several, plan.per_gpu, plan.accumulation, seconds, at)
+        )
+
     def _add(self, record: SpeedRecord) -> None:
         where = (record.gpu_type, record.spread)
-        speed = self._measured(record.subject).after(where, record.co_runner, record.steps_per_second)
-        self._speeds[record.subject] = speed
+        before = self._measured(record.subject, record.batch)
+        batches = self._speeds[record.subject]
+        batches[record.batch] = before.after(where, record.co_runner, record.steps_per_second)
+        self._latest_batch[record.subject] = record.batch
+        while len(batches) > MAX_BATCHES:
+            del batches[next(batch for batch in batches if batch != record.batch)]
         if record.co_runner is not None:
             self._measured_with.setdefault(record.co_runner, set()).add(record.subject)
-        parts = speed.retained_fractions()
+        parts = {key: part for speed in batches.values() for key, part in speed.retained_fractions().items()}
         if not within_tolerance(parts, self._retained_parts.get(record.subject, {})):
             self._retained_parts.pop(record.subject, None)
             self._retained_parts[record.subject] = parts
             self._stale = True
 
-    def _measured(self, subject: str) -> MeasuredSpeed:
-        """Return the subject's speed with the fingerprint computed last."""
-        if subject not in self._speeds:
-            new = MeasuredSpeed(subject, untried=self._untried)
-            self._speeds[subject] = new.estimated(self._fingerprints.of(subject))
-        return self._speeds[subject]
+    def _measured(self, subject: str, batch: int) -> MeasuredSpeed:
+        """Return the subject's speed at a batch with the fingerprint computed last.
+
+        A batch that was not measured has the measurements whose batch was not recorded.
+        """
+        batches = self._speeds.setdefault(subject, {})
+        if batch not in batches:
+            new = batches.get(0) or MeasuredSpeed(subject, untried=self._untried)
+            batches[batch] = replace(new, batch=batch).estimated(self._fingerprints.of(subject))
+        return batches[batch]
 
     def _estimate(self) -> None:
         """Compute the fingerprints of all subjects anew."""
         self._fingerprints = Fingerprints.from_measurements(self._retained_parts, self._prior)
-        self._speeds = {
-            subject: speed.estimated(self._fingerprints.of(subject)) for subject, speed in self._speeds.items()
-        }
+        for subject, batches in self._speeds.items():
+            fingerprint = self._fingerprints.of(subject)
+            batches.update({batch: speed.estimated(fingerprint) for batch, speed in batches.items()})
         self._stale = False

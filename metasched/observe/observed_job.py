@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from metasched.core.batching import BatchControl, Batching
 from metasched.core.model import Hold, Job, Placement, Status
 from metasched.core.reasons import Code, Reason
 from metasched.observe.node_inventory import NodeInventory, has_part_of_gpu, observed_placement
@@ -88,6 +89,11 @@ def job_of(  # noqa: PLR0917  one fact from each side
         preemptions=record.preemptions,
         blocked=_blocked(record, slurm, status, inventory.reservations, now),
         progress_steps=record.progress_steps,
+        most_gpus=record.most_gpus,
+        batching=_batching(record, needed),
+        noise=record.noise,
+        adaptive_batch=needed.adaptive_batch,
+        requested_batch=run.batch if run is not None else None,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
         learns_speed=True,
@@ -141,6 +147,14 @@ def holds_unplannable_allocation(observed: ObservedJob) -> bool:
 def start_deferral(job: Job) -> Reason | None:
     """The reason that blocks a job which Slurm did not start when it was released; None for every other job."""
     return job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
+
+
+def _batching(record: JobRecord, needed: Requirements) -> Batching | None:
+    """The job's batch size; metasched changes it only where tag and script consent."""
+    found = record.batching
+    if found is None or found.control is not BatchControl.SCHEDULER or needed.adaptive_batch:
+        return found
+    return replace(found, control=BatchControl.FIXED if len(found.regimes) < 2 else BatchControl.SCRIPT)  # noqa: PLR2004
 
 
 def _blocked(

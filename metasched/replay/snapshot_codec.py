@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from metasched.core.batching import Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Placement, Snapshot
 from metasched.core.reasons import from_json, to_json
@@ -85,13 +86,13 @@ def _changed_fields(record: Any) -> dict[str, Any]:
 
 
 def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:
-    """Replace each job's speed and reason by their JSON; a speed by its subject where an earlier job has the same."""
-    written: set[str] = set()
+    """Replace each job's speed and reason by their JSON; a speed by its key where an earlier job has the same."""
+    written: set[tuple[str, int]] = set()
     for facts in jobs:
         speed = facts.pop("speed", None)
         if isinstance(speed, MeasuredSpeed):
-            facts["speed"] = speed.subject if speed.subject in written else speed.to_json()
-            written.add(speed.subject)
+            facts["speed"] = list(speed.key) if speed.key in written else speed.to_json()
+            written.add(speed.key)
         if "blocked" in facts:
             facts["blocked"] = to_json(facts["blocked"])
 
@@ -103,24 +104,25 @@ def _as_json(value: object) -> Any:
         return dict(value)
     if isinstance(value, frozenset):
         return sorted(value)
-    if isinstance(value, Placement):
+    if isinstance(value, Placement | Batching | BatchPlan | BatchRegime | GradientNoise):
         return _changed_fields(value)
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
 
 def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
-    """Take each job's speed out of its JSON, one object for each subject, and read its reason.
+    """Take each job's speed out of its JSON, one object for each key, and read its reason.
 
-    Older versions wrote reasons as sentences.
+    Older versions wrote reasons as sentences, and a speed's key as its subject.
     """
-    known: dict[str, MeasuredSpeed] = {}
+    known: dict[tuple[str, int], MeasuredSpeed] = {}
     speeds = []
     for facts in jobs:
         speed = facts.pop("speed", None)
         if isinstance(speed, dict):
-            speed = known.setdefault(speed["subject"], MeasuredSpeed.from_json(speed))
+            first = MeasuredSpeed.from_json(speed)
+            speed = known.setdefault(first.key, first)
         elif speed is not None:
-            speed = known[speed]
+            speed = known[speed, 0] if isinstance(speed, str) else known[speed[0], speed[1]]
         speeds.append(speed)
         if facts.get("blocked") is not None:
             facts["blocked"] = from_json(facts["blocked"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.reasons import Reason
@@ -48,6 +49,8 @@ def check_decision(policy: str, snapshot: Snapshot, decision: Decision) -> None:
             broken = _broken_retention(job, grant)
         if broken is None and (grant.exact is not None or grant.co_runner is not None):
             broken = _broken_placement(snapshot, grant) or _broken_sharing(snapshot, grant, granted)
+        if broken is None and grant.batch is not None:
+            broken = _broken_batch(job, grant.gpus, grant.batch)
         if broken is not None:
             raise PolicyViolationError(policy, grant.uid, broken)
     for uid, reason in decision.waits.items():
@@ -107,6 +110,23 @@ def _broken_amount(job: Job, grant: Grant) -> str | None:
         return f"is granted GPUs of type {gpu_type}, it accepts {', '.join(job.gpu_types) or 'none'}"
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
+    return None
+
+
+def _broken_batch(job: Job, gpus: int, batch: BatchPlan) -> str | None:
+    """The broken rule about the batch plan in a grant, in words; None where the grant breaks none."""
+    limits = job.batching
+    if limits is None or limits.control is not BatchControl.SCHEDULER:
+        return "is granted a batch plan, and does not let metasched change its batch size"
+    if not limits.min_per_gpu <= batch.per_gpu <= (limits.max_per_gpu or batch.per_gpu) or batch.accumulation < 1:
+        return (
+            f"is granted a batch of {batch.per_gpu} samples per GPU in {batch.accumulation} micro-batches, "
+            f"it takes {limits.min_per_gpu} to {limits.max_per_gpu or 'any number'} in one or more"
+        )
+    total = batch.global_batch(gpus)
+    smaller = BatchPlan(batch.per_gpu - 1, batch.accumulation).global_batch(gpus)  # the GPUs' shares are rounded up
+    if total < limits.first_batch or (limits.max_batch is not None and smaller >= limits.max_batch):
+        return f"is granted a global batch of {total}, it takes {limits.first_batch} to {limits.max_batch or 'any'}"
     return None
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metasched.capacity.shapes import without_allocations
+from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
@@ -43,6 +44,7 @@ class RoundResult:
             run.
         reasons: by uid, for every live job, why it runs or waits.
         co_runners: by uid, the other job that should be on the same GPUs, for both jobs of each pair.
+        batches: by uid, the batch plan that the trainer of a target should take up.
     """
 
     decision: Decision
@@ -50,6 +52,7 @@ class RoundResult:
     targets: Mapping[str, Placement]
     reasons: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
+    batches: Mapping[str, BatchPlan] = field(default_factory=dict)
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> RoundResult:
@@ -89,7 +92,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     }
     targets = {**retained, **placements.placed}
     co_runners = {**placements.co_runners, **_retained_pairs(snapshot, retained, targets)}
-    return RoundResult(decision, after, targets, reasons, co_runners)
+    return RoundResult(decision, after, targets, reasons, co_runners, _batches(schedulable, decision, targets))
 
 
 def _decide(
@@ -111,6 +114,18 @@ def _decide(
 def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
     """The result of the policy's ``precompute`` on the schedulable snapshot, for a later round's ``precomputed``."""
     return policy.precompute(_schedulable_snapshot(snapshot)[0], state)
+
+
+def _batches(snapshot: Snapshot, decision: Decision, targets: Mapping[str, Placement]) -> Mapping[str, BatchPlan]:
+    """The batch plans of the grants that were placed whole, by uid, where metasched changes the job's batch size."""
+    found = {}
+    for grant in (*decision.grants, *decision.fallback):
+        if grant.batch is None or (target := targets.get(grant.uid)) is None or target.gpus != grant.gpus:
+            continue
+        batching = snapshot.job[grant.uid].batching
+        if batching is not None and batching.control is BatchControl.SCHEDULER:
+            found[grant.uid] = grant.batch
+    return found
 
 
 def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, Reason]]]:

@@ -102,6 +102,23 @@ class ProfilingRuns(msgspec.Struct, frozen=True):
     steps: int = PROFILING_STEPS
 
 
+class LeasedBatch(msgspec.Struct, frozen=True):
+    """The batch plan of a run whose tag asks for a batch that adapts; its script must consent, too.
+
+    Attributes:
+        plan: number of the plan, of which a trainer takes up each once; 0 where the daemon has none.
+        per_gpu: samples that a GPU processes at once; None without a plan.
+        accumulation: micro-batches that a GPU processes for one optimizer step; None without a plan.
+        theta: the seven parameters of the time of an iteration on the run's GPU type, in the order of
+            ``throughput.iteration_time``; None where they are not known: then the trainer keeps to the plan.
+    """
+
+    plan: int = 0
+    per_gpu: int | None = None
+    accumulation: int | None = None
+    theta: tuple[float, float, float, float, float, float, float] | None = None
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "address"}):
     """The daemon's instructions to one run of a job: the content of ``lease.json``.
 
@@ -119,6 +136,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         signal: name of the preemption signal.
         stop: the request to stop; None while there is none.
         trials: the profiling runs before the run; None for none.
+        batch: the batch plan; None where the batch size is fixed.
     """
 
     format: Literal[1] = 1
@@ -134,6 +152,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     signal: str = "SIGUSR2"
     stop: StopRequest | None = None
     trials: ProfilingRuns | None = None
+    batch: LeasedBatch | None = None
 
 
 _DECODER = msgspec.json.Decoder(Lease)

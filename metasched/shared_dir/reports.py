@@ -36,6 +36,9 @@ _WorldSize = Annotated[int, Meta(ge=1, le=2**20)]
 _Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 _Loss = Annotated[float, Meta(ge=-1e300, le=1e300)]
+_Progress = Annotated[float, Meta(ge=0.0, le=float(_MAX_STEP))]
+_Plan = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_RuleName = Annotated[str, Meta(max_length=64)]
 
 
 class RefusedLineError(MetaschedError):
@@ -56,7 +59,10 @@ class _Envelope(_Line, frozen=True):
 
 
 class StartReport(_Line, frozen=True):
-    """A trainer is ready; ``step`` and ``samples`` are the progress that it resumes from."""
+    """A trainer is ready; ``step`` and ``samples`` are the progress that it resumes from.
+
+    ``progress`` is the same in steps at the first batch; None where the batch never changes.
+    """
 
     run: _Number
     generation: _Number
@@ -65,14 +71,26 @@ class StartReport(_Line, frozen=True):
     samples: _Samples
     resumed: bool
     init_seconds: _Seconds
+    progress: _Progress | None = None
 
 
 class DeclareReport(_Line, frozen=True):
-    """The training script's own figures of its work; None where the script declares none."""
+    """The training script's own figures of its work; None where the script declares none.
+
+    ``first_batch`` is the global batch for which the learning rate is meant; ``max_batch``, ``min_per_gpu`` and
+    ``max_per_gpu`` limit other batches; ``adaptive`` says whether the script consents to others; ``lr_scale`` names the
+    rule that then scales the learning rate.
+    """
 
     total_steps: _StepCount | None = None
     total_samples: _SampleCount | None = None
     global_batch: _Batch | None = None
+    first_batch: _Batch | None = None
+    max_batch: _Batch | None = None
+    min_per_gpu: _Batch | None = None
+    max_per_gpu: _Batch | None = None
+    adaptive: bool | None = None
+    lr_scale: _RuleName | None = None
 
 
 class StepsReport(_Line, frozen=True):
@@ -81,6 +99,9 @@ class StepsReport(_Line, frozen=True):
     ``data_seconds`` of the time the trainer waited for data, ``sync_seconds`` for other ranks, None where not measured.
     ``data_seconds``, ``sync_seconds`` and ``peak_bytes`` are for readers of the files: the store has no columns for
     them.
+
+    ``progress`` is the job's progress in steps at its first batch, ``grad_square`` and ``grad_variance`` the gradient
+    noise (``core.batching.GradientNoise``), ``plan`` the number of the lease's batch plan in force, 0 for none.
     """
 
     step: _Step
@@ -95,6 +116,10 @@ class StepsReport(_Line, frozen=True):
     data_seconds: _Seconds | None = None
     sync_seconds: _Seconds | None = None
     peak_bytes: _Bytes | None = None
+    progress: _Progress | None = None
+    grad_square: float | None = None
+    grad_variance: float | None = None
+    plan: _Plan = 0
 
     def __post_init__(self) -> None:
         """Refuse an implausible speed.
@@ -108,11 +133,14 @@ class StepsReport(_Line, frozen=True):
 
 
 class ProfilingReport(_Line, frozen=True):
-    """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``."""
+    """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``; None for batches not told."""
 
     world_size: _WorldSize
     steps: _StepCount
     seconds: _PositiveSeconds
+    global_batch: _Batch | None = None
+    per_gpu_batch: _Batch | None = None
+    accumulation: _Batch | None = None
 
     def __post_init__(self) -> None:
         """Refuse an implausible speed.
@@ -141,6 +169,7 @@ class StopReport(_Line, frozen=True):
     cause: Literal["signal", "mailbox", "superseded", "sigterm"]
     noticed: _Instant
     checkpointed: bool
+    progress: _Progress | None = None
 
 
 class EndReport(_Line, frozen=True):
@@ -149,6 +178,7 @@ class EndReport(_Line, frozen=True):
     step: _Step
     samples: _Samples
     loss: _Loss | None
+    progress: _Progress | None = None
 
 
 Report = StartReport | DeclareReport | ProfilingReport | StepsReport | CheckpointReport | StopReport | EndReport

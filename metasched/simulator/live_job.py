@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.model import Job, Placement, Status
+from metasched.simulator.agent import Agent
 from metasched.simulator.records import JobOutcome, RunInterval, Submission
 from metasched.throughput.training import Pace
 
@@ -69,6 +70,7 @@ class LiveJob:
         lost_seconds: training that failures undid.
         overhead_seconds: how long the job held GPUs without training.
         version: the number of the job's latest predicted event; earlier events are void.
+        agent: the trainer's side of a job whose batch size may change; None for another job.
     """
 
     submission: Submission
@@ -95,6 +97,7 @@ class LiveJob:
     lost_seconds: float = 0.0
     overhead_seconds: float = 0.0
     version: int = 0
+    agent: Agent | None = None
 
     def __post_init__(self) -> None:
         job = self.submission.job
@@ -166,16 +169,19 @@ class LiveJob:
         )
 
     def update_speed(self) -> None:
-        """Set the speed that policies see to that after ``done_steps``."""
+        """Set the speed that policies see, and what the trainer reports, to those after ``done_steps``."""
         speed = self.submission.training.known(self.done_steps)
         if speed is not self.job.speed:
             self.job = self.job.evolve(speed=speed)
+        if self.agent is not None:
+            self.job = self.agent.report(self.job, self.done_steps)
 
     def begin_interval(self, now: float, placement: Placement, start_seconds: float) -> None:
         """Begin an interval on GPUs on which the first step follows after ``start_seconds``."""
         self.first_started = now if self.first_started is None else self.first_started
         self.began, self.shared = now, ()
         self.gpu_type, self.units = placement.gpu_type or "", placement.gpus or len(placement.nodes)
+        self.job = self.job.evolve(most_gpus=max(self.job.most_gpus, placement.gpus))
         self.updated_at = self.saved_at = self.trains_from = now + start_seconds
 
     def interval(self, now: float) -> RunInterval:

@@ -21,14 +21,19 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
+from metasched.core.batching import BatchPlan
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Node, Placement, Preempt, Status
 from metasched.core.retention import is_pinned, suspended_by_daemon, suspended_by_others
 from metasched.learning.service_prediction import HISTORY, PastJob, expected_service
+from metasched.simulator.agent import Agent
 from metasched.simulator.live_job import MAX_JOBS_PER_GPU, STOPPED, HeldGpus, LiveJob
 from metasched.simulator.records import JobOutcome, Settings, Submission
-from metasched.throughput.training import Pace
+from metasched.throughput.training import AdaptiveTraining, Pace
+
+NO_BATCHES: Mapping[str, BatchPlan] = MappingProxyType({})
 
 
 class OverbookedError(MetaschedError):
@@ -45,14 +50,16 @@ class Cluster:
     Args:
         nodes: the cluster's nodes.
         settings: how the cluster behaves.
+        fits_iterations: whether trainers fit the time of their iterations, where their batch size may change.
 
     Attributes:
         now: the present instant, in seconds.
         live: jobs that have arrived and are not finished, by uid, in the order of their arrival.
     """
 
-    def __init__(self, nodes: Iterable[Node], settings: Settings) -> None:
+    def __init__(self, nodes: Iterable[Node], settings: Settings, *, fits_iterations: bool = False) -> None:
         self.settings = settings
+        self._fits_iterations = fits_iterations
         self.nodes = {node.name: node for node in nodes}
         self.now = -math.inf
         self.live: dict[str, LiveJob] = {}
@@ -63,6 +70,7 @@ class Cluster:
         self._holding: dict[str, LiveJob] = {}  # running, suspended and stopping jobs
         self._targets: Mapping[str, Placement] = {}
         self._co_runners: Mapping[str, str] = {}
+        self._batches: Mapping[str, BatchPlan] = {}
         self._pending: dict[str, None] = {}  # uids whose target's GPUs are not free yet, in the order of the targets
         self._events: list[tuple[float, int, LiveJob, int]] = []  # heap of (instant, number, job, version)
         self._pushed = 0
@@ -132,6 +140,8 @@ class Cluster:
         job = submission.job
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
+        if isinstance(submission.training, AdaptiveTraining):
+            live.agent = Agent(submission.training, fits=self._fits_iterations)
         live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
         if job.expected_service is None:
             live.job = live.job.evolve(expected_service=expected_service(self._completed[job.user, job.name]))
@@ -166,15 +176,22 @@ class Cluster:
             self._start_pending()
         return ended
 
-    def set_targets(self, targets: Mapping[str, Placement], co_runners: Mapping[str, str]) -> None:
+    def set_targets(
+        self,
+        targets: Mapping[str, Placement],
+        co_runners: Mapping[str, str],
+        batches: Mapping[str, BatchPlan] = NO_BATCHES,
+    ) -> None:
         """Move the cluster towards a round's result: stop jobs without their GPUs there, start jobs with free ones.
 
         Args:
             targets: placements by uid; jobs that are not in it have to release their GPUs.
             co_runners: for each job that shares its GPUs, the uid of the other one.
+            batches: the batch plan that the trainer of a target takes up, by uid.
         """
         self._targets = targets
         self._co_runners = co_runners
+        self._batches = batches
         holding, running, stopping = self._holding, Status.RUNNING, Status.STOPPING
         moving = []
         for uid, live in holding.items():
@@ -185,6 +202,8 @@ class Cluster:
             self._redirect(live, target)
         if co_runners or self.settings.sharing:
             self._split_pairs()
+        for uid, plan in batches.items():
+            self._retune(holding.get(uid), plan)
         self._pending = {
             uid: None for uid in targets if (holder := holding.get(uid)) is None or holder.job.status is stopping
         }
@@ -227,6 +246,14 @@ class Cluster:
             self._suspend(live)
         else:
             self._stop(live)
+
+    def _retune(self, live: LiveJob | None, plan: BatchPlan) -> None:
+        """Let a running job take up a batch plan."""
+        if live is None or live.agent is None or live.agent.plan == plan or live.job.status is not Status.RUNNING:
+            return
+        self._advance(live)
+        live.agent.plan = plan
+        self._set_pace(live)
 
     def _split_pairs(self) -> None:
         """Stop running jobs that keep their nodes with another co-runner, because their GPUs there are others."""
@@ -353,6 +380,8 @@ class Cluster:
         assert live.gpus is not None  # noqa: S101  see above
         placement = live.gpus.placement
         live.begin_interval(self.now, placement, seconds)
+        if live.agent is not None:
+            live.agent.plan = self._batches.get(live.job.uid)
         live.job = live.job.evolve(
             status=Status.RUNNING,
             placement=placement,
@@ -378,7 +407,13 @@ class Cluster:
             return
         placement, other = live.gpus.placement, live.co_runner
         co_runner = other.submission.training if other is not None and other.job.status is Status.RUNNING else None
-        pace = live.submission.training.pace(live.done_steps, placement, co_runner)
+        if live.agent is None:
+            pace = live.submission.training.pace(live.done_steps, placement, co_runner)
+        else:
+            pace = live.agent.pace(live.done_steps, placement, co_runner)
+            if co_runner is None:
+                live.agent.measure(live.done_steps, placement)
+            live.update_speed()
         if pace.until <= live.done_steps < live.total_steps:
             raise StuckError(f"job {live.job.uid} has done {live.done_steps} steps, and its speed ends at {pace.until}")
         factor = self._locality_factor(placement)

@@ -65,7 +65,7 @@ class _Simulation(RoundLoop):
         begin: InitialState | None,
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
-        self.cluster = Cluster(self.nodes, settings)
+        self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
         self.steady = policy.steady
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.begin = begin or InitialState()
@@ -147,7 +147,7 @@ class _Simulation(RoundLoop):
             self.idle_rounds = 0
         elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
             self.idle_rounds += 1
-        cluster.set_targets(result.targets, result.co_runners)
+        cluster.set_targets(result.targets, result.co_runners, result.batches)
         self.schedule.record_round(self.now)
         self.changed = self.woken = False
         seconds_of_pairs = {max(pair) for pair in result.co_runners.items()}

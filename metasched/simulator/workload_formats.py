@@ -129,17 +129,19 @@ class PolluxTrace(TraceFormat):
     Attributes:
         throughputs: the folder with one folder of measurements per application.
         gpu_type: the GPU type of the measurements.
+        adaptive: whether policies may change the batch size of the jobs, which then begin at the first one.
     """
 
     format: Literal["pollux"]
     throughputs: PathText
     gpu_type: str = "t4"
+    adaptive: bool = False
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """The jobs of the trace, as a workload."""
         del seed
         profiles = read_profiles(base / self.throughputs, gpu_type=self.gpu_type)
-        return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes))
+        return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes), adaptive=self.adaptive)
 
 
 class ElasticFlowTrace(TraceFormat):

@@ -26,7 +26,7 @@ class Requirements:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
         tasks: Slurm's number of tasks of a rigid job, because its script may depend on it; None for an elastic job,
             where the wrapper starts one process per GPU.
-        slo_seconds, model, trials: as in the tag.
+        slo_seconds, model, trials, adaptive_batch: as in the tag.
         shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
@@ -50,6 +50,7 @@ class Requirements:
     model: str | None = None
     shards: bool = False
     trials: bool = False
+    adaptive_batch: bool = False
 
 
 def is_managed(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
@@ -133,6 +134,7 @@ def requirements(
         model=tag.model,
         shards=job.shards_per_node is not None,
         trials=tag.trials,
+        adaptive_batch=tag.adaptive_batch,
     )
 
 
@@ -183,7 +185,7 @@ def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | N
     """Raise TagError where the tag does not suit the resources of the request: none, whole GPUs, or shards of GPUs."""
     sizes = (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus))
     if gpus == 0:
-        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials)):
+        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials), ("batch", tag.adaptive_batch)):
             if value:
                 raise TagError(
                     f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)"

@@ -43,6 +43,7 @@ class Tag:
         slo_seconds: seconds from submission to the latest acceptable end.
         model: name of the trained model: jobs of one user with the same model are equally fast.
         trials: whether profiling runs of a few steps at other sizes may precede the training.
+        adaptive_batch: whether metasched may change the batch size, where the training script consents, too.
     """
 
     min_gpus: int | None = None
@@ -55,6 +56,7 @@ class Tag:
     slo_seconds: float | None = None
     model: str | None = None
     trials: bool = False
+    adaptive_batch: bool = False
 
 
 def is_tagged(comment: str) -> bool:
@@ -162,6 +164,12 @@ def _yes_or_no(word: str, text: str) -> bool:
     return text == "yes"
 
 
+def _batch(word: str, text: str) -> bool:
+    if text not in ("adaptive", "fixed"):
+        raise TagError(f"{quote(word)}: write adaptive (metasched may change the batch size) or fixed")
+    return text == "adaptive"
+
+
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
@@ -173,6 +181,7 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "slo": _slo,
     "model": _model,
     "trials": _yes_or_no,
+    "batch": _batch,
 }
-FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
-"""Names of ``Tag``'s fields, by key, where they differ: these have a unit."""
+FIELDS: Mapping[str, str] = {"slo": "slo_seconds", "batch": "adaptive_batch"}
+"""Names of ``Tag``'s fields, by key, where they differ."""

@@ -49,7 +49,8 @@ _DETAILS = {
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.
 _ON_REQUEST = {
-    "speeds": _deletion("speeds", "subject, gpu_type, spread, co_runner", "at < :before"),
+    "speeds": _deletion("speeds", "subject, batch, gpu_type, spread, co_runner", "at < :before"),
+    "iterations": _deletion("iterations", "subject, gpu_type, gpus, multi_node, per_gpu, accumulation", "at < :before"),
     "runs": _deletion(
         "runs",
         "uid, run",
@@ -69,7 +70,7 @@ class HistoryPruning(Connection):
 
         Jobs and runs remain, except imported ones. Deleted are: rounds, with their snapshots and the decisions and
         policy states that no other round needs; actions, events, reports and decisions of finished jobs; events of the
-        cluster; speeds last measured before the instant.
+        cluster; speeds and iterations last measured before the instant.
 
         Args:
             before: unix seconds.
@@ -80,7 +81,7 @@ class HistoryPruning(Connection):
         return self._prune(_DETAILS | _ON_REQUEST, before, _NO_LIMIT)
 
     def prune_some(self, before: float, most: int = PRUNED_AT_ONCE) -> None:
-        """Delete a few rows of each table; speeds, jobs and runs remain, imported ones included.
+        """Delete a few rows of each table; speeds, iterations, jobs and runs remain, imported ones included.
 
         Args:
             before: unix seconds; as for ``prune``.

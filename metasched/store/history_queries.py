@@ -14,6 +14,7 @@ from metasched.store.records import (
     ActionRecord,
     DecisionRecord,
     EventRecord,
+    IterationRecord,
     JobRecord,
     RoundRecord,
     RunRecord,
@@ -26,7 +27,7 @@ from metasched.store.schema import TABLES
 _RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants
 _THROUGHPUT = (
     "SELECT uid, run, generation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
-    "accumulation FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
+    "accumulation, progress, grad_square, grad_variance, plan FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
 )
 
 
@@ -116,10 +117,19 @@ class HistoryQueries(Connection):
 
     def speeds(self) -> list[SpeedRecord]:
         """All stored speeds, steps per second."""
-        rows = self._rows("SELECT subject, gpu_type, spread, co_runner, steps_per_second, at FROM speeds")
+        rows = self._rows("SELECT subject, gpu_type, spread, co_runner, steps_per_second, at, batch FROM speeds")
         return [
-            SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), co_runner or None, speed, at)
-            for subject, gpu_type, spread, co_runner, speed, at in rows
+            SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), co_runner or None, speed, at, batch)
+            for subject, gpu_type, spread, co_runner, speed, at, batch in rows
+        ]
+
+    def iterations(self) -> list[IterationRecord]:
+        """All stored durations of iterations."""
+        columns = "subject, gpu_type, gpus, multi_node, per_gpu, accumulation, seconds, at"
+        rows = self._rows(f"SELECT {columns} FROM iterations")  # noqa: S608  constants
+        return [
+            IterationRecord(subject, gpu_type, gpus, bool(multi_node), *measured)
+            for subject, gpu_type, gpus, multi_node, *measured in rows
         ]
 
     def table_sizes(self) -> dict[str, int]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Unpack
 
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.store.errors import RunOrderError, UnknownJobError
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord
-from metasched.store.row_conversion import JOB_COLUMNS, JOBS_WITH_RUNS, RUN_COLUMNS, as_json, job_of, placement_json
+from metasched.store.row_conversion import (
+    JOB_COLUMNS,
+    JOBS_WITH_RUNS,
+    RUN_COLUMNS,
+    as_json,
+    job_of,
+    placement_json,
+    record_json,
+)
 
 _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' * len(JOB_COLUMNS))})"  # noqa: S608  ours
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
@@ -24,6 +33,7 @@ class JobRows(HistoryQueries):
         values["requirements"] = as_json(job.requirements)
         values["attained"] = as_json(job.attained)
         values["last_placement"] = placement_json(job.last_placement)
+        values["batching"], values["noise"] = record_json(job.batching), record_json(job.noise)
         with self.transaction():
             self._write(_ADD_JOB, list(values.values()))
 
@@ -45,6 +55,7 @@ class JobRows(HistoryQueries):
             values = [{name: getattr(run, name) for name in RUN_COLUMNS} for run in runs]
             for value in values:
                 value["placement"] = placement_json(value["placement"])
+                value["batch"] = record_json(value["batch"])
             self._write_many(_ADD_RUN, [list(value.values()) for value in values])
         return True
 
@@ -127,7 +138,7 @@ class JobRows(HistoryQueries):
             if self._write(sql, [uid]).rowcount == 0:
                 raise UnknownJobError(self.path, uid)
 
-    def release(self, uid: str, run: int, placement: Placement, at: float) -> None:
+    def release(self, uid: str, run: int, placement: Placement, at: float, batch: BatchPlan | None = None) -> None:
         """Record, before Slurm is called, that a job is released for a placement: run ``run`` begins.
 
         Releasing the same run again, before it started, replaces its placement. An earlier run that never started
@@ -142,9 +153,25 @@ class JobRows(HistoryQueries):
             if current is None or current.started is not None:
                 raise RunOrderError(self.path, uid, run, run)
             self._write(
-                "UPDATE runs SET released = ?, released_at = ? WHERE uid = ? AND run = ?",
+                "UPDATE runs SET released = ?, released_at = ?, batch = NULL WHERE uid = ? AND run = ?",
                 [placement_json(placement), at, uid, run],
             )
+            if batch is not None:
+                self.batch_requested(uid, run, batch)
+
+    def batch_requested(self, uid: str, run: int, batch: BatchPlan) -> bool:
+        """Record, before the lease is written, that a run is asked to take up a batch plan.
+
+        Returns:
+            Whether that is another plan than the run was asked for before.
+        """
+        sql = (
+            "UPDATE runs SET batch = :batch, "
+            "batch_number = 1 + (SELECT max(batch_number) FROM runs AS earlier WHERE earlier.uid = :uid) "
+            "WHERE uid = :uid AND run = :run AND ended IS NULL AND batch IS NOT :batch"
+        )
+        with self.transaction():
+            return self._write(sql, {"uid": uid, "run": run, "batch": record_json(batch)}).rowcount > 0
 
     def run_started(self, uid: str, run: int, at: float, placement: Placement) -> bool:
         """Record that Slurm started a run on a placement.
@@ -161,6 +188,7 @@ class JobRows(HistoryQueries):
         with self.transaction():
             if self._begin_run(uid, run) is None:
                 return False
+            self._write("UPDATE jobs SET most_gpus = max(most_gpus, ?) WHERE uid = ?", [placement.gpus, uid])
             sql = "UPDATE runs SET started = ?, placement = ? WHERE uid = ? AND run = ? AND started IS NULL"
             return self._write(sql, [at, placement_json(placement), uid, run]).rowcount > 0
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement
 from metasched.core.reasons import Reason
 
@@ -69,6 +70,8 @@ class RunRecord:
         first_step_at: when that trainer began its first reported steps.
         steps_per_second: latest reported speed.
         renewals: rounds in which the run's allocation was renewed, after the round of its release.
+        batch: the batch plan that the daemon asked for; None where it leaves the batch size to the trainer.
+        batch_number: number of that plan among all plans of the job, from 1; 0 for none.
     """
 
     uid: str
@@ -91,6 +94,8 @@ class RunRecord:
     first_step_at: float | None = None
     steps_per_second: float | None = None
     renewals: int = 0
+    batch: BatchPlan | None = None
+    batch_number: int = 0
 
     def seconds_at(self, now: float) -> float:
         """Seconds that the run lasted until its end, or until ``now`` while open, without suspensions."""
@@ -119,7 +124,8 @@ class JobRecord:
         status: the last recorded status, for people.
         error: why the tag is invalid; None for a valid one.
         total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
-        progress_steps: optimizer steps done, as the latest generation reports.
+        progress_steps: optimizer steps done, as the latest generation reports; in steps at the first batch where the
+            batch size changes.
         loss: the latest reported loss.
         run: number of the latest run; 0 before the first release.
         preemptions: runs that the daemon ended before the job was done.
@@ -131,6 +137,10 @@ class JobRecord:
         end_state: Slurm's state at the end.
         exit_code: its exit code at the end.
         script: the hash of its batch script; None where Slurm did not tell.
+        batching: its batch size, as its trainers report; None before the first report. ``control`` is the script's
+            word alone.
+        noise: its gradient noise, as reported last; None where that is not known.
+        most_gpus: most GPUs that a run had.
         current: the open run (released or running), if there is one.
     """
 
@@ -146,7 +156,7 @@ class JobRecord:
     status: str = "held"
     error: str | None = None
     total_steps: int | None = None
-    progress_steps: int | None = None
+    progress_steps: float | None = None
     loss: float | None = None
     run: int = 0
     preemptions: int = 0
@@ -158,6 +168,9 @@ class JobRecord:
     end_state: str | None = None
     exit_code: int | None = None
     script: str | None = None
+    batching: Batching | None = None
+    noise: GradientNoise | None = None
+    most_gpus: int = 0
     current: RunRecord | None = None
 
     def attained_at(self, now: float) -> dict[str, float]:
@@ -281,6 +294,10 @@ class ThroughputRecord:
     global_batch: int
     per_gpu_batch: int
     accumulation: int
+    progress: float | None = None
+    grad_square: float | None = None
+    grad_variance: float | None = None
+    plan: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +311,7 @@ class SpeedRecord:
         co_runner: the subject that ran on the same GPUs; None for no co-runner.
         steps_per_second: the mean of the reports, in which newer ones count more.
         at: unix seconds of the latest.
+        batch: samples of one optimizer step; 0 where they were not recorded.
     """
 
     subject: str
@@ -301,4 +319,30 @@ class SpeedRecord:
     spread: tuple[int, ...]
     co_runner: str | None
     steps_per_second: float
+    at: float
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """The measured mean duration of a subject's optimizer steps in one configuration, without a co-runner.
+
+    Attributes:
+        subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
+        gpu_type: type of the GPUs.
+        gpus: number of GPUs.
+        multi_node: whether they were on several nodes.
+        per_gpu: samples that a GPU processed at once.
+        accumulation: micro-batches of an optimizer step.
+        seconds: seconds of an optimizer step, the mean of the reports, in which newer ones count more.
+        at: unix seconds of the latest report.
+    """
+
+    subject: str
+    gpu_type: str
+    gpus: int
+    multi_node: bool
+    per_gpu: int
+    accumulation: int
+    seconds: float
     at: float

@@ -25,6 +25,7 @@ from metasched.shared_dir.reports import (
     parse_line,
 )
 from metasched.store.report_rows import MAX_FILES, ReportFile
+from metasched.store.reported_batching import has_implausible_noise
 from metasched.store.store import Store
 
 POLL_BYTES = 1024 * 1024
@@ -215,6 +216,9 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
             if after.refused > file.refused:
                 text = f"{name}: lines that are not what the protocol says were refused"
                 store.event_once("reports-lines-refused", text, file.uid, at=now)
+            if any(map(has_implausible_noise, reports)):
+                text = f"{name}: gradient noise that is negative or huge was clamped"
+                store.event_once("reports-noise-clamped", text, file.uid, at=now)
             if given_up:
                 text = f"{name}: {after.refused} lines were refused; no more is read of it"
                 store.event_once("reports-given-up", text, file.uid, at=now)

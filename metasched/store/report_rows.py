@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from metasched.core.batching import BatchControl, Batching
 from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
@@ -17,6 +18,8 @@ from metasched.shared_dir.reports import (
     StopReport,
 )
 from metasched.store.connection import Connection
+from metasched.store.reported_batching import ReportedBatching
+from metasched.store.row_conversion import batching_of, noise_of, record_json
 
 _Value = TypeVar("_Value")
 
@@ -87,7 +90,9 @@ class ReportRows(Connection):
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
-                self._progress(file.uid, reports)
+                batching = self._batching(file.uid, reports)
+                adapts = batching is not None and batching.control is BatchControl.SCHEDULER
+                self._progress(file.uid, reports, adapts=adapts)
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -100,6 +105,18 @@ class ReportRows(Connection):
         )
         return replace(file, run=report.run)
 
+    def _batching(self, uid: str, reports: Sequence[Report]) -> Batching | None:
+        """Bring the job's batch size and gradient noise up to date, and return the batch size."""
+        row = self._row("SELECT batching, noise FROM jobs WHERE uid = ?", [uid])
+        if row is None:
+            return None
+        before = ReportedBatching(batching_of(row[0]), noise_of(row[1]))
+        after = before.after(reports)
+        if after != before:
+            values = [record_json(after.batching), record_json(after.noise), uid]
+            self._write("UPDATE jobs SET batching = ?, noise = ? WHERE uid = ?", values)
+        return after.batching
+
     def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
         self._write(
             f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND generation = ?",  # noqa: S608  our own names
@@ -111,11 +128,13 @@ class ReportRows(Connection):
             return
         self._write_many(
             "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, loss, world_size, "
-            "global_batch, per_gpu_batch, accumulation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "global_batch, per_gpu_batch, accumulation, progress, grad_square, grad_variance, plan) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     *(file.uid, file.run, file.generation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
                     *(r.world_size, r.global_batch, r.per_gpu_batch, r.accumulation),
+                    *(r.progress, r.grad_square, r.grad_variance, r.plan),
                 )
                 for r in reports
             ],
@@ -144,16 +163,21 @@ class ReportRows(Connection):
             [uid, uid, rows],
         )
 
-    def _progress(self, uid: str, reports: Sequence[Report]) -> None:
+    def _progress(self, uid: str, reports: Sequence[Report], *, adapts: bool) -> None:
+        """Bring the job's progress, loss and total up to date; where the batch adapts, steps alone are no progress."""
         # A checkpoint is written while training continues: its line may come after those of later steps.
-        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport))
+        done = _last(
+            r.step if r.progress is None and not adapts else r.progress
+            for r in reports
+            if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport)
+        )
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
-        if (step, loss, total) != (None, None, None):
+        if (done, loss, total) != (None, None, None):
             self._write(
                 "UPDATE jobs SET progress_steps = coalesce(?, progress_steps), loss = coalesce(?, loss), "
                 "total_steps = coalesce(?, total_steps) WHERE uid = ?",
-                [step, loss, total, uid],
+                [done, loss, total, uid],
             )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
@@ -13,7 +14,7 @@ from metasched.store.errors import RoundOrderError
 from metasched.store.history_pruning import HistoryPruning
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import RoundRecord
-from metasched.store.row_conversion import as_json, placement_json, placement_of
+from metasched.store.row_conversion import as_json, batch_plan_of, placement_json, placement_of, record_json
 
 
 class RoundRows(HistoryQueries, HistoryPruning):
@@ -36,6 +37,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         co_runners: Mapping[str, str] | None = None,
         time_slicing: Collection[str] = (),
         renewed: Collection[str] = (),
+        batches: Mapping[str, BatchPlan] | None = None,
     ) -> None:
         """Commit one round: the policy's state, the targets, and the reasons.
 
@@ -57,6 +59,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             co_runners: by uid, the co-runner on the same GPUs, for both jobs of each pair.
             time_slicing: uids of the jobs that alternate with their co-runners, one suspended while the other runs.
             renewed: uids of the jobs whose run continues on the same GPUs.
+            batches: the batch plan of each target whose trainer should take one up, by uid.
 
         Raises:
             RoundOrderError: the number is not greater than the last round's.
@@ -70,7 +73,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
                 [number, at, policy, as_json(parameters), decide_seconds, as_json(summary or {})],
             )
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
-            self._commit_targets(placed, co_runners or {}, time_slicing)
+            self._commit_targets(placed, co_runners or {}, time_slicing, batches or {})
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
@@ -97,6 +100,11 @@ class RoundRows(HistoryQueries, HistoryPruning):
         rows = self._rows("SELECT uid, placement FROM targets ORDER BY rank")
         return {uid: placement for uid, text in rows if (placement := placement_of(text)) is not None}
 
+    def target_batches(self) -> dict[str, BatchPlan]:
+        """The batch plans that the latest round decided, by uid."""
+        rows = self._rows("SELECT uid, batch FROM targets WHERE batch IS NOT NULL")
+        return {uid: batch for uid, text in rows if (batch := batch_plan_of(text)) is not None}
+
     def target_co_runners(self) -> tuple[dict[str, str], frozenset[str]]:
         """Co-runners by uid, as the latest round decided, and the uids of jobs that alternate with theirs."""
         rows = self._rows("SELECT uid, co_runner, time_slicing FROM targets WHERE co_runner IS NOT NULL")
@@ -121,13 +129,17 @@ class RoundRows(HistoryQueries, HistoryPruning):
         return None if row is None else bytes(row[0])
 
     def _commit_targets(
-        self, placed: Mapping[str, str | None], co_runners: Mapping[str, str], time_slicing: Collection[str]
+        self,
+        placed: Mapping[str, str | None],
+        co_runners: Mapping[str, str],
+        time_slicing: Collection[str],
+        batches: Mapping[str, BatchPlan],
     ) -> None:
         self._write("DELETE FROM targets")
         self._write_many(
-            "INSERT INTO targets (rank, uid, placement, co_runner, time_slicing) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO targets (rank, uid, placement, co_runner, time_slicing, batch) VALUES (?, ?, ?, ?, ?, ?)",
             [
-                (rank, uid, text, co_runners.get(uid), int(uid in time_slicing))
+                (rank, uid, text, co_runners.get(uid), int(uid in time_slicing), record_json(batches.get(uid)))
                 for rank, (uid, text) in enumerate(placed.items())
             ],
         )

@@ -8,6 +8,9 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
+from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement
 from metasched.store.records import EndCause, JobRecord, RunRecord
 
@@ -21,7 +24,9 @@ JOBS_WITH_RUNS = (
 )
 
 _RUN_PART = len(JOB_COLUMNS)
-_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT = map(JOB_COLUMNS.index, ("requirements", "attained", "last_placement"))
+_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE = map(
+    JOB_COLUMNS.index, ("requirements", "attained", "last_placement", "batching", "noise")
+)
 
 
 def as_json(value: Any) -> str:
@@ -59,12 +64,34 @@ def placement_of(text: str | None) -> Placement | None:
     return None if text is None else _placement(text)
 
 
+def record_json(record: Batching | GradientNoise | BatchPlan | None) -> str | None:
+    """A record of ``core.batching`` as JSON text, for a column."""
+    return None if record is None else msgspec.json.encode(record).decode()
+
+
+@lru_cache(maxsize=4096)
+def batching_of(text: str | None) -> Batching | None:
+    """The batch size that ``record_json`` wrote."""
+    return None if text is None else msgspec.json.decode(text, type=Batching)
+
+
+def noise_of(text: str | None) -> GradientNoise | None:
+    """The gradient noise that ``record_json`` wrote."""
+    return None if text is None else msgspec.json.decode(text, type=GradientNoise)
+
+
+def batch_plan_of(text: str | None) -> BatchPlan | None:
+    """The batch plan that ``record_json`` wrote."""
+    return None if text is None else msgspec.json.decode(text, type=BatchPlan)
+
+
 def run_of(row: tuple[Any, ...]) -> RunRecord:
     """The run in a row with the columns ``RUN_COLUMNS``."""
     values = dict(zip(RUN_COLUMNS, row, strict=True))
     values["released"] = placement_of(values["released"])
     values["placement"] = placement_of(values["placement"])
     values["suspended_by_us"] = bool(values["suspended_by_us"])
+    values["batch"] = batch_plan_of(values["batch"])
     if values["cause"] is not None:
         values["cause"] = EndCause(values["cause"])
     if values["checkpointed"] is not None:
@@ -78,5 +105,7 @@ def job_of(row: tuple[Any, ...]) -> JobRecord:
     values[_REQUIREMENTS] = json.loads(values[_REQUIREMENTS])
     values[_ATTAINED] = {} if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
+    values[_BATCHING] = batching_of(values[_BATCHING])
+    values[_NOISE] = noise_of(values[_NOISE])
     values.append(None if row[_RUN_PART] is None else run_of(row[_RUN_PART:]))
     return JobRecord(*values)

@@ -111,7 +111,7 @@ _STATEMENTS = (
 
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds"),
+    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations"),
 )
 
 
@@ -184,6 +184,36 @@ def _names(db: Database) -> None:
 def _restarts(db: Database) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN first_step_at REAL")
     db.execute("CREATE INDEX jobs_preempted ON jobs (user, submitted) WHERE preemptions > 0")
+
+
+@migrations(name="0009_batches")
+def _batches(db: Database) -> None:
+    """Columns for batch sizes that change while a job trains, and for gradient noise."""
+    for column in ("batching TEXT", "noise TEXT", "most_gpus INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE jobs ADD COLUMN {column}")
+    for column in ("progress REAL", "grad_square REAL", "grad_variance REAL", "plan INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE throughput ADD COLUMN {column}")
+    for column in ("batch TEXT", "batch_number INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+    db.execute("ALTER TABLE targets ADD COLUMN batch TEXT")
+    # Speeds of other batches are other speeds; 0 stands for those of before, whose batches are not known.
+    db.execute("ALTER TABLE speeds RENAME TO speeds_before")
+    db.execute(
+        """CREATE TABLE speeds (
+             subject TEXT NOT NULL, batch INTEGER NOT NULL, gpu_type TEXT NOT NULL, spread TEXT NOT NULL,
+             co_runner TEXT NOT NULL, steps_per_second REAL NOT NULL, at REAL NOT NULL,
+             PRIMARY KEY (subject, batch, gpu_type, spread, co_runner)) WITHOUT ROWID"""
+    )
+    db.execute(
+        "INSERT INTO speeds SELECT subject, 0, gpu_type, spread, co_runner, steps_per_second, at FROM speeds_before"
+    )
+    db.execute("DROP TABLE speeds_before")
+    db.execute(
+        """CREATE TABLE iterations (
+             subject TEXT NOT NULL, gpu_type TEXT NOT NULL, gpus INTEGER NOT NULL, multi_node INTEGER NOT NULL,
+             per_gpu INTEGER NOT NULL, accumulation INTEGER NOT NULL, seconds REAL NOT NULL, at REAL NOT NULL,
+             PRIMARY KEY (subject, gpu_type, gpus, multi_node, per_gpu, accumulation)) WITHOUT ROWID"""
+    )
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

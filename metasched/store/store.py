@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from metasched.store.job_rows import JobRows
-from metasched.store.records import SpeedRecord
+from metasched.store.records import IterationRecord, SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
 from metasched.store.row_conversion import as_json
+
+MAX_ITERATIONS = 256
+"""Configurations of a subject whose iterations are stored."""
 
 
 class Store(JobRows, RoundRows, ReportRows):
@@ -50,12 +54,12 @@ class Store(JobRows, RoundRows, ReportRows):
             self.event(kind, text, uid, at=at)
 
     def set_speed(self, record: SpeedRecord) -> None:
-        """Insert a speed, or replace the one of the same subject, place and co-runner."""
-        key = (record.subject, record.gpu_type, as_json(record.spread), record.co_runner or "")
+        """Insert a speed, or replace the one of the same subject, batch, place and co-runner."""
+        key = (record.subject, record.batch, record.gpu_type, as_json(record.spread), record.co_runner or "")
         with self.transaction():
             self._write(
-                "INSERT OR REPLACE INTO speeds (subject, gpu_type, spread, co_runner, steps_per_second, at) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO speeds (subject, batch, gpu_type, spread, co_runner, steps_per_second, at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [*key, record.steps_per_second, record.at],
             )
 
@@ -63,3 +67,22 @@ class Store(JobRows, RoundRows, ReportRows):
         """Delete the speeds of a subject, and of other subjects with it as co-runner."""
         with self.transaction():
             self._write("DELETE FROM speeds WHERE subject = ? OR co_runner = ?", [subject, subject])
+
+    def set_iteration(self, record: IterationRecord) -> None:
+        """Insert the duration of iterations, or replace that of the same subject and configuration.
+
+        Of a subject the latest ``MAX_ITERATIONS`` configurations are stored.
+        """
+        values = [getattr(record, field.name) for field in fields(record)]
+        with self.transaction():
+            self._write("INSERT OR REPLACE INTO iterations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self._write(
+                "DELETE FROM iterations WHERE subject = ? AND at < "
+                "(SELECT at FROM iterations WHERE subject = ? ORDER BY at DESC LIMIT 1 OFFSET ?)",
+                [record.subject, record.subject, MAX_ITERATIONS - 1],
+            )
+
+    def delete_iterations(self, subject: str) -> None:
+        """Delete the durations of a subject's iterations."""
+        with self.transaction():
+            self._write("DELETE FROM iterations WHERE subject = ?", [subject])

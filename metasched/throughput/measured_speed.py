@@ -58,6 +58,7 @@ class MeasuredSpeed:
         untried: the fraction of its isolated speed that the subject is taken to retain with a co-runner of which
             nothing was measured or estimated; None for not known.
         fingerprint: the estimate for co-runners that were not measured; None where there is none.
+        batch: samples of the optimizer steps that are counted; 0 where that is not known.
     """
 
     subject: str
@@ -65,6 +66,12 @@ class MeasuredSpeed:
     colocated: Mapping[tuple[PlacementShape, str], float] = field(default_factory=dict)
     untried: float | None = None
     fingerprint: Fingerprint | None = None
+    batch: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The subject and the batch: equal for the speeds that jobs share."""
+        return self.subject, self.batch
 
     def after(self, shape: PlacementShape, co_runner: str | None, steps_per_second: float) -> Self:
         """A copy with a measured speed, which replaces an earlier one of the same shape and co-runner."""
@@ -90,6 +97,8 @@ class MeasuredSpeed:
             "beside": [[*shape, other, speed] for (shape, other), speed in self.colocated.items()],
             "untried": self.untried,
         }
+        if self.batch:
+            found["batch"] = self.batch
         if self.fingerprint is not None:
             ran = {(gpu_type, sum(spread)) for gpu_type, spread in self.alone}
             found["like"] = self.fingerprint.reference
@@ -106,7 +115,7 @@ class MeasuredSpeed:
         if "like" in data:
             fractions = {(gpu_type, gpus, other): fraction for gpu_type, gpus, other, fraction in data["parts"]}
             fingerprint = Fingerprint(data["like"], fractions)
-        return cls(data["subject"], alone, colocated, data["untried"], fingerprint)
+        return cls(data["subject"], alone, colocated, data["untried"], fingerprint, data.get("batch", 0))
 
     def measured(self, shape: PlacementShape, co_runner: str | None) -> float | None:
         """The measured steps per second, isolated or with a co-runner; None where they were not measured."""

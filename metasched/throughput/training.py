@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement, Speed
 
 COLOCATED_FRACTION = 0.5
@@ -38,3 +39,24 @@ class Training(Protocol):
 
     def known(self, done: float) -> Speed | None:
         """The speed as policies know it after ``done`` steps; None where they know nothing of it."""
+
+
+@runtime_checkable
+class AdaptiveTraining(Training, Protocol):
+    """A training whose batch size may change while it runs. Work is counted in steps at its first batch."""
+
+    @property
+    def batching(self) -> Batching:
+        """The first batch and the limits of other ones."""
+
+    def noise(self, done: float) -> GradientNoise:
+        """The true gradient noise after ``done`` steps."""
+
+    def own_plan(self, placement: Placement) -> BatchPlan:
+        """The division of the training's own batch, which ``pace`` trains with, on a placement."""
+
+    def iteration_seconds(self, placement: Placement, plan: BatchPlan) -> float | None:
+        """The true seconds of an optimizer step on a placement; None where it cannot run."""
+
+    def tuned_pace(self, done: float, placement: Placement, plan: BatchPlan, co_runner: Training | None = None) -> Pace:
+        """The speed with a batch plan, in steps at the first batch; otherwise as ``pace``."""

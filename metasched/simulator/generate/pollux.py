@@ -48,11 +48,13 @@ class PolluxWorkloadParameters(GeneratorParameters):
         hours: the span in which they arrive; the rate of arrivals is highest in its middle.
         tuned: whether users ask for GPUs and a batch size at which the application scales at 50 to 80% of the ideal;
             else they ask for as many GPUs as in the Philly trace, and the first batch size for each of them.
+        adaptive: whether policies may change the batch size of the jobs, which then begin at the first one.
     """
 
     jobs: Annotated[int, Field(ge=1)] = 160
     hours: Annotated[float, Field(gt=0)] = 8.0
     tuned: bool = True
+    adaptive: bool = False
 
 
 def generate_pollux(
@@ -80,7 +82,8 @@ def generate_pollux(
             gpus = rng.choices(list(asked), list(asked.values()))[0]
             batch = min(gpus * profile.first_batch, profile.most_batch)
         name = f"{profile.name}-{position}"
-        submissions.append(submission(f"{position:0{digits}}", name, at, profile, gpus=gpus, batch=batch))
+        uid, adaptive = f"{position:0{digits}}", parameters.adaptive
+        submissions.append(submission(uid, name, at, profile, gpus=gpus, batch=batch, adaptive=adaptive))
     words = "tuned" if parameters.tuned else "as users ask"
     return Workload(f"pollux, {jobs} jobs in {seconds / 3600:g} h, {words}, seed {seed}", tuple(submissions))
 

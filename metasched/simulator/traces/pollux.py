@@ -13,6 +13,7 @@ from pathlib import Path
 from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
+from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
 from metasched.throughput.goodput_profile import EpochRecords, GoodputProfile, ProfileTraining, StepTime, StepTimes
 
 WORKLOAD = ("name", "time", "application", "num_replicas", "batch_size")
@@ -72,10 +73,22 @@ def read_profile(folder: Path, gpu_type: str = "t4") -> GoodputProfile:
     )
 
 
-def read_pollux(path: Path, profiles: Mapping[str, GoodputProfile], *, most_gpus: int | None = None) -> Workload:
+def read_pollux(
+    path: Path,
+    profiles: Mapping[str, GoodputProfile],
+    *,
+    most_gpus: int | None = None,
+    adaptive: bool = False,
+) -> Workload:
     """The jobs of a workload, each elastic from one GPU to the most that its batch size can be divided among.
 
     Uids are line numbers.
+
+    Args:
+        path: of the workload.
+        profiles: the applications by name.
+        most_gpus: the most GPUs that a job may ask for; None for no limit.
+        adaptive: whether policies may change the batch size of the jobs, which then begin at the first one.
 
     Raises:
         TraceError: the workload cannot be used as it is.
@@ -96,15 +109,32 @@ def read_pollux(path: Path, profiles: Mapping[str, GoodputProfile], *, most_gpus
             fix = f"give {batch // profile.least_local} or fewer"
             raise row.refusal("num_replicas", f"a batch of {batch} is too small for {gpus} GPUs", fix)
         submissions.append(
-            submission(f"{row.line:0{digits}}", row.text("name"), submitted, profile, gpus=gpus, batch=batch)
+            submission(
+                f"{row.line:0{digits}}", row.text("name"), submitted, profile, gpus=gpus, batch=batch, adaptive=adaptive
+            )
         )
     return Workload(path.name, tuple(submissions))
 
 
-def submission(uid: str, name: str, submitted: float, profile: GoodputProfile, *, gpus: int, batch: int) -> Submission:
-    """A job that trains an application at a batch size, and asks for ``gpus``."""
-    most = max(gpus, batch // profile.least_local)
-    job = trace_job(uid, name, submitted, gpus, min_gpus=1, max_gpus=most).evolve(gpu_types=(profile.gpu_type,))
+def submission(
+    uid: str, name: str, submitted: float, profile: GoodputProfile, *, gpus: int, batch: int, adaptive: bool = False
+) -> Submission:
+    """A job that trains an application and asks for ``gpus``.
+
+    Args:
+        uid: the job's uid.
+        name: its name.
+        submitted: its arrival, in seconds.
+        profile: the application.
+        gpus: the GPUs that it asks for.
+        batch: the batch size that its user chose.
+        adaptive: whether policies may change the batch size; the job then begins at the application's first one.
+    """
+    most = max(gpus, (profile.most_batch if adaptive else batch) // profile.least_local)
+    job = trace_job(uid, name, submitted, gpus, min_gpus=1, max_gpus=most)
+    job = job.evolve(gpu_types=(profile.gpu_type,), adaptive_batch=adaptive)
+    if adaptive:
+        return Submission(job, AdaptiveProfileTraining(profile, profile.first_batch))
     return Submission(job, ProfileTraining(profile, batch))
 
 

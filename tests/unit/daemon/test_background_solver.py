@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 import pytest
 
-from metasched.core.model import Snapshot
-from metasched.core.policy import PolicyState, installed_policies
+from metasched.core.model import Decision, Snapshot
+from metasched.core.policy import Policy, PolicyState, installed_policies
+from metasched.core.reasons import Reason
 from metasched.daemon.background_solver import BackgroundSolver, NotPortableError, check_portable
 from metasched.replay.replay import replay
 from metasched.scheduling.engine import precompute, run_round
@@ -240,6 +241,48 @@ def test_the_daemon_stores_background_results_with_their_rounds_for_replay(tmp_p
         assert len(made_for["jobs"]) == 3
         assert not [event for event in site.store.recent_events(1000) if event.kind == "policy_failed"]
         assert [one.differences for one in replay(site.store, installed_policies(), 1000) if one.differences] == []
+    finally:
+        site.controller.close()
+        site.close()
+
+
+class Late(Policy):
+    """Computes late in the round, and asks for a round when the result has come; grants nothing."""
+
+    name = "late"
+    solves_in_background = True
+    precompute_at = 0.6
+    wakes_on_arrival = wakes_on_completion = False
+    wakes_on_result = True
+
+    def decide(self, snapshot, state):
+        waits = {job.uid: Reason.text("for the test") for job in snapshot.jobs}
+        return Decision(waits=waits), PolicyState(1, {**state.data, "result": dict(snapshot.precomputed or {})})
+
+    def precompute(self, snapshot, state):
+        return {"now": snapshot.now, "round": snapshot.round, "jobs": len(snapshot.jobs)}
+
+
+def test_a_late_computation_has_the_newest_snapshot_and_its_result_starts_a_round(tmp_path, monkeypatch):
+    """It begins in the stated part of the round; a job that came since the round is in its snapshot."""
+    monkeypatch.setitem(sites.POLICIES, "late", Late)
+    site = sites.FakeSite(tmp_path, policy="late", round_seconds=1000.0)
+    try:
+        site.add("--gres=gpu:1")
+        site.run(300)
+        site.add("--gres=gpu:1")
+        site.run(200)
+        assert not site.controller._background_solver._busy_since
+        (decided,) = site.store.recent_rounds()
+        until = time.monotonic() + SECONDS
+        while not (found := site.store.policy_state("late").data["result"]) and time.monotonic() < until:
+            site.run(3)
+            time.sleep(0.05)
+        assert (found["jobs"], found["round"]) == (2, decided.round)
+        assert 600.0 <= found["now"] - decided.at < 610.0
+        last = site.store.last_round()
+        assert last.round == decided.round + 1
+        assert last.at < decided.at + 1000.0
     finally:
         site.controller.close()
         site.close()

@@ -5,7 +5,7 @@ import pytest
 from metasched.core.model import Placement, Status
 from metasched.learning.throughput_learning import REPORT_WEIGHT, ThroughputLearning
 from metasched.shared_dir.reports import StepsReport
-from metasched.store import JobRecord, Store
+from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.measured_speed import MeasuredSpeed
 from tests.builders import job
@@ -28,11 +28,11 @@ def running(uid, place=V100, **more):
     return job(uid, status=Status.RUNNING, placement=place, run=1, **more)
 
 
-def report(store, uid, at, seconds, steps):
+def report(store, uid, at, seconds, steps, *, batch=1):
     """A line of `steps` that ends at an instant."""
     line = StepsReport(
-        at=at, step=steps, steps=steps, samples=steps, seconds=seconds, loss=None, world_size=1, global_batch=1,
-        per_gpu_batch=1, accumulation=1,
+        at=at, step=steps, steps=steps, samples=steps, seconds=seconds, loss=None, world_size=1, global_batch=batch,
+        per_gpu_batch=batch, accumulation=1,
     )  # fmt: skip
     file = store.report_files(uid).get(1, ReportFile(uid, 1, run=1))
     store.commit_reports(file, [line], latest=True)
@@ -52,6 +52,48 @@ def test_a_speed_is_known_where_the_job_ran(store):
         speed = known.speed("a")
         assert speed.steps_per_second("v100", (1,)) == 5.0
         assert speed.steps_per_second("k80", (1,)) is None
+
+
+def test_two_batches_of_a_model_are_not_averaged(store):
+    """Each batch has its own speed; a job whose batch is not known has that of the latest one."""
+    learning = ThroughputLearning(store, 0.6)
+    pair, subjects = (running("a"), running("b")), {"a": "ann/net", "b": "ann/net"}
+    poll(learning, 10.0, *pair, subjects=subjects)
+    report(store, "a", 15.0, 4.0, 20, batch=32)
+    report(store, "b", 16.0, 4.0, 8, batch=128)
+    poll(learning, 17.0, *pair, subjects=subjects, reported=["a", "b"])
+    for known in (learning, ThroughputLearning(store, 0.6)):
+        assert known.speed("ann/net", 32).steps_per_second("v100", (1,)) == 5.0
+        assert known.speed("ann/net", 128).steps_per_second("v100", (1,)) == 2.0
+        assert known.speed("ann/net").batch == 128
+        assert known.speed("ann/net", 64).steps_per_second("v100", (1,)) is None
+
+
+def test_speeds_of_before_batches_were_recorded_count_until_a_batch_is_measured(store):
+    """They were means over all batches; nothing that was learnt is lost."""
+    store.set_speed(SpeedRecord("ann/net", "v100", (1,), None, 3.0, 1.0))
+    store.set_speed(SpeedRecord("ann/net", "v100", (2,), None, 4.0, 1.0))
+    learning = ThroughputLearning(store, 0.6)
+    poll(learning, 10.0, running("a"), subjects={"a": "ann/net"})
+    report(store, "a", 15.0, 4.0, 20, batch=32)
+    assert learning.speed("ann/net", 32).steps_per_second("v100", (1,)) == 3.0
+    poll(learning, 16.0, running("a"), subjects={"a": "ann/net"}, reported=["a"])
+    assert learning.speed("ann/net", 32).steps_per_second("v100", (1,)) == pytest.approx(3.0 + REPORT_WEIGHT * 2.0)
+    assert learning.speed("ann/net", 32).steps_per_second("v100", (2,)) == 4.0
+
+
+def test_reports_without_a_co_runner_tell_the_time_of_an_iteration(store):
+    """The parameters of the subject's GPU type are fitted to them."""
+    learning = ThroughputLearning(store, 0.6)
+    poll(learning, 10.0, running("a"))
+    for at, seconds, batch in ((15.0, 4.0, 16), (21.0, 6.0, 32)):
+        report(store, "a", at, seconds, 20, batch=batch)
+        poll(learning, at + 1, running("a"), reported=["a"])
+    found = learning.iteration_parameters("a")["v100"]
+    assert found.iteration_seconds(1, 16, 1, multi_node=False) == pytest.approx(0.2, rel=0.01)
+    assert found.iteration_seconds(1, 32, 1, multi_node=False) == pytest.approx(0.3, rel=0.01)
+    learning.forget("a")
+    assert learning.iteration_parameters("a") == {}
 
 
 def test_the_speed_of_a_job_without_a_model_is_dropped_at_its_end(store):

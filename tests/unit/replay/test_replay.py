@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from metasched.cli import main
+from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
@@ -36,6 +37,15 @@ def test_measured_speeds_survive_the_codec():
     assert one.speed is other.speed
     assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)
     assert one.speed.colocated == {(where, "bob/bert"): 3.0}
+
+
+def test_batch_sizes_and_noise_survive_the_codec():
+    """A round that decided batch plans is decided again from the same batch sizes and noise."""
+    batching = Batching(64, BatchControl.SCHEDULER, BatchPlan(32, 2), 128, 512, 8, 64, (BatchRegime(64, 0.0),))
+    one = job("1", batching=batching, noise=GradientNoise(1e-9, 3.5), requested_batch=BatchPlan(16), most_gpus=4)
+    one = one.evolve(iteration_parameters={"v100": (0.1, 0.01, 0.0, 0.0, 0.2, 0.05, 1.5)})
+    snapshot = Snapshot(0.0, 1, 60.0, (), (one,))
+    assert decode(encode(snapshot)) == snapshot
 
 
 def test_values_beyond_json_survive_the_codec():

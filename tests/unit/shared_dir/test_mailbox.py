@@ -14,6 +14,7 @@ from metasched.shared_dir.mailbox import (
     BadLeaseError,
     BadNameError,
     Lease,
+    LeasedBatch,
     Mailbox,
     MailboxError,
     NoLeaseError,
@@ -107,9 +108,18 @@ def test_a_lease_has_the_protocols_keys(mailbox, shared):
         "signal": "SIGUSR2",
         "trials": None,
         "stop": None,
+        "batch": None,
     }
     assert mailbox.read_lease(UID) == LEASE
     assert mailbox.read_lease("f" * 16) is None
+
+
+def test_a_batch_plan_survives_the_lease(mailbox):
+    """With the parameters of the time of an iteration, and without."""
+    for theta in (None, (0.1, 0.01, 0.0, 0.0, 0.2, 0.05, 1.5)):
+        lease = replace(LEASE, batch=LeasedBatch(3, 32, 2, theta))
+        mailbox.write_lease(lease)
+        assert mailbox.read_lease(UID) == lease
 
 
 def test_an_equal_lease_is_not_written_again(mailbox, shared):

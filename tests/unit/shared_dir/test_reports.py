@@ -74,6 +74,36 @@ def test_optional_keys_are_read():
     assert stalled == CheckpointReport(NOW, 110, 0.5, 1024, "stop", 0.125)
 
 
+def test_keys_of_changing_batches_are_read():
+    """A trainer whose batch never changes leaves them out."""
+    steps = parse_line(line("steps", progress=12.5, grad_square=2, grad_variance=-1.5, plan=3), NOW)
+    assert (steps.progress, steps.grad_square, steps.grad_variance, steps.plan) == (12.5, 2.0, -1.5, 3)
+    limits = {"first_batch": 64, "max_batch": 512, "min_per_gpu": 8, "max_per_gpu": 64}
+    declared = parse_line(line("declare", **limits, adaptive=True, lr_scale="adascale"), NOW)
+    assert declared == DeclareReport(NOW, 1000, None, None, *limits.values(), adaptive=True, lr_scale="adascale")
+    for kind in ("start", "stop", "end"):
+        assert parse_line(line(kind, progress=12.5), NOW).progress == 12.5
+        assert parse_line(line(kind), NOW).progress is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("steps", {"progress": -1}),
+        ("steps", {"plan": -1}),
+        ("steps", {"grad_square": "1"}),
+        ("declare", {"first_batch": 0}),
+        ("declare", {"max_batch": 1.5}),
+        ("declare", {"adaptive": 1}),
+        ("declare", {"lr_scale": "x" * 65}),
+    ],
+)
+def test_wrong_keys_of_changing_batches_are_refused(kind, wrong):
+    """The whole line is refused."""
+    with pytest.raises(RefusedLineError):
+        parse_line(line(kind, **wrong), NOW)
+
+
 def test_unknown_kinds_and_keys_are_ignored():
     """A newer shim may report more than this daemon reads."""
     assert parse_line(b'{"v": 1, "t": 1732118400, "kind": "gradient", "noise": 3}', NOW) is None

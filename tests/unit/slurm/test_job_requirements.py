@@ -126,6 +126,7 @@ def test_cpus_and_memory_are_counted_per_unit(options, expected):
         ([], "max_gpus=2", "'max_gpus' does not suit a job without GPUs"),
         ([], "gpu_types=v100", "'gpu_types' does not suit a job without GPUs"),
         ([], "trials=yes", "'trials' does not suit a job without GPUs"),
+        ([], "batch=adaptive", "'batch' does not suit a job without GPUs"),
         (["-N3"], "max_nodes=2", "'max_nodes=2' is less than the 3 nodes that the job asks for"),
         (["-N3", "--gres=gpu:1"], "max_nodes=2", "'max_nodes=2' is less than the 3 nodes"),
         (["--gpus=5", "-N2"], "", "5 GPUs do not spread evenly over 2 nodes"),

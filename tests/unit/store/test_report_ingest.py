@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Placement
 from metasched.store import JobRecord, Store, ingest, report_ingest, report_rows
 from metasched.store.report_ingest import MAX_REFUSED, POLL_BYTES, POLL_LINES, IngestResult
@@ -157,6 +158,28 @@ def test_progress_follows_the_latest_generation(tree):
     assert (job.progress_steps, job.current.generation) == (30, 2)
     assert (job.current.stop_noticed, job.current.steps_per_second) == (None, 5.0)
     assert tree.steps() == [50, 90]
+
+
+def test_batch_sizes_and_noise_become_rows(tree):
+    """Declared limits, the noise, and progress in steps at the first batch; progress of other lines does not count."""
+    limits = {"first_batch": 64, "max_batch": 512, "min_per_gpu": 8, "max_per_gpu": 64, "adaptive": True}
+    tree.append(start(1) + text("declare", total_steps=1000, global_batch=64, **limits))
+    tree.append(steps(10, progress=10.0, grad_square=2.0, grad_variance=500.0))
+    larger = {"global_batch": 256, "per_gpu_batch": 64, "accumulation": 2}
+    tree.append(steps(20, progress=31.5, grad_square=-1.0, grad_variance=700.0, plan=3, **larger))
+    tree.append(text("stop", step=20, cause="signal", noticed=NOW, checkpointed=True))
+    tree.poll()
+    tree.append(start(2, step=20), generation=2)
+    tree.poll()
+    job = tree.store.job(UID)
+    assert job.progress_steps == 31.5
+    assert job.most_gpus == 2
+    assert job.noise == GradientNoise(0.0, 700.0)
+    regimes = (BatchRegime(64, 0.0), BatchRegime(256, 21.5))
+    assert job.batching == Batching(64, BatchControl.SCHEDULER, BatchPlan(64, 2), 256, 512, 8, 64, regimes)
+    latest = tree.store.recent_throughput(UID, 1)[0]
+    assert (latest.progress, latest.grad_square, latest.grad_variance, latest.plan) == (31.5, -1.0, 700.0, 3)
+    assert [event.kind for event in tree.store.recent_events(10, UID)] == ["reports-noise-clamped"]
 
 
 def test_a_start_line_of_an_unknown_run_is_ignored(tree):

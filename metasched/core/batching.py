@@ -1,0 +1,102 @@
+"""The batch size of a job as scheduling sees it: its plan, its limits, who changes it, and the noise of its gradients.
+
+Sources: Qiao et al., "Pollux", OSDI 2021, section 3 (per-GPU batch, accumulation, first batch, noise scale); Johnson et
+al., "AdaScale", ICML 2020 (the gain of a step). Pure.
+
+A job's work is counted in steps at its *first batch*, for which its user chose the learning rate and the schedule. A
+step at a larger batch is worth its ``gain`` in such steps, so the total stays the same while the batch changes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class BatchControl(enum.Enum):
+    """Who changes the job's batch size while it trains."""
+
+    FIXED = "fixed"  # nobody: it is the same from the first step to the last
+    SCRIPT = "script"  # the training script, by a rule of its own (Accordion, a schedule)
+    SCHEDULER = "scheduler"  # metasched and the trainer shim: tag and script have consented
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchPlan:
+    """How each GPU computes its part of an optimizer step.
+
+    Attributes:
+        per_gpu: samples that a GPU processes at once.
+        accumulation: micro-batches that a GPU processes for one optimizer step, from 1.
+    """
+
+    per_gpu: int
+    accumulation: int = 1
+
+    def global_batch(self, gpus: int) -> int:
+        """Samples of one optimizer step on that many GPUs."""
+        return gpus * self.per_gpu * self.accumulation
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNoise:
+    """The (preconditioned) gradient noise of a training, as its trainer measured it last.
+
+    Attributes:
+        square: the squared norm of the true gradient.
+        variance: the trace of the covariance of the gradient of one sample.
+    """
+
+    square: float
+    variance: float
+
+    @property
+    def scale(self) -> float | None:
+        """The noise scale in samples (Pollux, Eq. 5); None where the gradient is too small to tell."""
+        return self.variance / self.square if self.square > 0 else None
+
+    def gain(self, first_batch: int, batch: float) -> float:
+        """Steps at the first batch that one step at ``batch`` is worth; between 1 and ``batch / first_batch``.
+
+        It is 1 where there is no noise, and ``batch / first_batch`` where there is nothing but noise.
+        """
+        per_step = self.variance / batch + self.square
+        return (self.variance / first_batch + self.square) / per_step if per_step > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRegime:
+    """A span of the training with one global batch.
+
+    Attributes:
+        batch: samples of one optimizer step.
+        began: progress at its begin, in steps at the first batch.
+    """
+
+    batch: int
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The batch size of a job: what its trainer declared and reported.
+
+    Attributes:
+        first_batch: the global batch of the job's user, in whose steps progress is counted.
+        control: who changes the batch size.
+        plan: the plan in force; None where no run has reported it.
+        global_batch: samples of one optimizer step now; None where no run has reported it.
+        max_batch: largest global batch; None for no limit.
+        min_per_gpu: fewest samples that a GPU may process at once.
+        max_per_gpu: most samples that a GPU can process at once; None where that is not known.
+        regimes: the global batches so far, in their order; the last one is in force.
+    """
+
+    first_batch: int
+    control: BatchControl = BatchControl.FIXED
+    plan: BatchPlan | None = None
+    global_batch: int | None = None
+    max_batch: int | None = None
+    min_per_gpu: int = 1
+    max_per_gpu: int | None = None
+    regimes: tuple[BatchRegime, ...] = ()

@@ -1,0 +1,1 @@
+"""Pollux: goodput-optimised allocations (Qiao et al., OSDI 2021)."""

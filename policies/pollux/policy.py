@@ -1,0 +1,162 @@
+"""Pollux: GPUs and batch sizes for the highest goodput of all jobs together.
+
+Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021.
+A round, step by step:
+
+1. Goodput (``job_goodput``): each job's time of an iteration and its gradient noise, as its trainers reported them.
+2. Speed-up (``speedup_table``): a job's goodput on an allocation, at its best batch there, over that of a fair share.
+3. Search (``precompute``): the allocation matrix with the highest fitness, the power mean of all speed-ups. Under the
+   daemon it runs in the background, late in the round.
+4. Grants: the latest result of the search, as far as it is still possible; GPUs that remain go, one after the other, to
+   the jobs that gain most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
+from policies.pollux.allocation_problem import Ints
+from policies.pollux.direct_search import direct_search, greedy_allocation
+from policies.pollux.job_goodput import is_tuned
+from policies.pollux.round_problem import RoundProblem, Rows, round_problem
+
+ALLOCATION, SEARCHED_AT = "allocation", "searched_at"
+"""Keys of the state and of the search's result: GPUs by uid and node; when the search's snapshot was taken."""
+
+NO_GPUS = Reason(Code.CPU_ONLY)
+GAINS_LESS = Reason(Code.GOODPUT_GAINS_LESS)
+
+
+class PolluxParameters(PolicyParameters):
+    """Parameters of Pollux.
+
+    Attributes:
+        p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness.
+        improvements: neighbourhoods that a search tries.
+        avoid_interference: whether at most one job over several nodes is placed on a node.
+        restart_seconds: assumed seconds of a re-allocation of a job of which none was measured.
+        background: whether the daemon searches in the background, rather than in the round.
+        seed: of the search.
+    """
+
+    p: float = -1.0
+    improvements: int = Field(default=2000, ge=0)
+    avoid_interference: bool = True
+    restart_seconds: float = Field(default=30.0, ge=0)
+    background: bool = True
+    seed: int = Field(default=0, ge=0)
+
+
+class Pollux(Policy):
+    """Goodput-driven allocation; elastic, preemptive, and the only policy that changes batch sizes."""
+
+    name: ClassVar[str] = "pollux"
+    Parameters: ClassVar[type[PolicyParameters]] = PolluxParameters
+    parameters: PolluxParameters
+    fits_iterations: ClassVar[bool] = True
+    precompute_at: ClassVar[float] = 0.5
+    wakes_on_result: ClassVar[bool] = True
+
+    @property
+    def solves_in_background(self) -> bool:
+        """Whether the daemon searches between rounds."""
+        return self.parameters.background
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Grant the latest allocation that was found, and GPUs that remain to the jobs that gain most."""
+        found = self._problem(snapshot)
+        latest = self._latest(snapshot, state, found)
+        allocation = greedy_allocation(found.problem, found.matrix(latest.get(ALLOCATION, {})))
+        data = {ALLOCATION: found.rows(allocation), SEARCHED_AT: latest.get(SEARCHED_AT)}
+        return _decision(snapshot, found, allocation), PolicyState(1, data)
+
+    def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
+        """Search for the best allocation, beginning with the present one and the last answer."""
+        return self._search(self._problem(snapshot), snapshot, state.data)
+
+    def _latest(self, snapshot: Snapshot, state: PolicyState, found: RoundProblem) -> Mapping[str, Any]:
+        """The result of the latest search; where nothing searches in the background, one for each regular round."""
+        if snapshot.precomputed:
+            return snapshot.precomputed
+        before = state.data.get(SEARCHED_AT)
+        due = before is None or not before <= snapshot.now < before + snapshot.round_seconds
+        if snapshot.precomputed is None and due:
+            return self._search(found, snapshot, state.data)
+        return state.data
+
+    def _search(self, found: RoundProblem, snapshot: Snapshot, data: Mapping[str, Any]) -> dict[str, Any]:
+        last: Rows = data.get(ALLOCATION, {})
+        chosen = direct_search(
+            found.problem,
+            seed=self.parameters.seed + snapshot.round,
+            improvements=self.parameters.improvements,
+            starts=[found.matrix(last)],
+        )
+        return {ALLOCATION: found.rows(chosen), SEARCHED_AT: snapshot.now}
+
+    def _problem(self, snapshot: Snapshot) -> RoundProblem:
+        given = self.parameters
+        return round_problem(
+            snapshot,
+            p=given.p,
+            avoid_interference=given.avoid_interference,
+            restart_seconds=given.restart_seconds,
+        )
+
+
+def _decision(snapshot: Snapshot, found: RoundProblem, allocation: Ints) -> Decision:
+    """Grants of an allocation; jobs without GPUs wait, or run where other jobs' grants cannot be realised."""
+    speedups = found.problem.speedups_of(allocation)
+    grants, fallback, waits = [], [], {}
+    for number, job in enumerate(found.jobs):
+        row = allocation[number]
+        if found.problem.pinned[number] and job.placement is not None:
+            held = job.placement
+            grants.append(Grant(job.uid, held.gpus, Reason(Code.RUNS_TO_END), gpu_type=held.gpu_type, exact=held))
+        elif row.any():
+            grants.append(_grant(job, found, number, row, float(speedups[number])))
+        elif _could_run(found, number):
+            fallback.append(_smallest(job))
+        else:
+            waits[job.uid] = Reason.of(
+                Code.EXCEEDS_NODES, gpus=job.min_gpus, gpu_types=job.gpu_types, nodes=None, cpus=None
+            )
+    fallback += [Grant(job.uid, 0, NO_GPUS) for job in snapshot.jobs if not job.gpus]
+    return Decision(tuple(grants), tuple(fallback), waits)
+
+
+def _grant(job: Job, found: RoundProblem, number: int, row: Ints, speedup: float) -> Grant:
+    """The grant of one job's row, with the batch that is best there where metasched may change it."""
+    place = found.placement(row)
+    batch = None
+    facts: dict[str, Any] = {"speedup": round(speedup, 2), "batch": None, "efficiency": None}
+    if is_tuned(job):
+        best = found.goodput[number][place.gpu_type or ""].best(place.gpus, multi_node=len(place.nodes) > 1)
+        if best is not None:
+            batch = best.plan
+            facts |= {"batch": best.batch, "efficiency": round(100 * best.efficiency)}
+    reason = Reason.of(Code.GOODPUT_SPEEDUP, **facts)
+    return Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type, exact=place, batch=batch)
+
+
+def _could_run(found: RoundProblem, number: int) -> bool:
+    """Whether an empty cluster could hold the job."""
+    limits, least = found.problem.node_limits[number], int(found.problem.least_gpus[number])
+    most_nodes = int(found.problem.most_nodes[number])
+    for gpu_type in range(len(found.types)):
+        here = np.sort(limits[found.problem.node_types == gpu_type])[::-1]
+        if here[:most_nodes].sum() >= least:
+            return True
+    return False
+
+
+def _smallest(job: Job) -> Grant:
+    """The smallest grant of a job, on as few nodes as one where that suffices."""
+    return Grant(job.uid, job.min_gpus, GAINS_LESS, at_least=job.min_gpus)

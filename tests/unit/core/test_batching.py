@@ -1,0 +1,41 @@
+"""Batch plans and gradient noise: what a step at a larger batch is worth."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.batching import BatchPlan, GradientNoise
+
+amounts = st.floats(0.0, 1e12)
+
+
+def test_the_global_batch_counts_gpus_and_micro_batches():
+    """Each GPU processes its micro-batches one after the other."""
+    assert BatchPlan(32).global_batch(4) == 128
+    assert BatchPlan(32, 3).global_batch(4) == 384
+
+
+def test_the_noise_scale_is_the_ratio_of_variance_and_square():
+    """It is not known where the gradient vanishes."""
+    assert GradientNoise(2.0, 100.0).scale == 50.0
+    assert GradientNoise(0.0, 100.0).scale is None
+
+
+@given(amounts, amounts, st.integers(1, 10_000), st.integers(1, 100))
+def test_the_gain_is_between_one_and_the_ratio_of_the_batches(square, variance, first, ratio):
+    """A step at the first batch is worth one step; a larger batch never costs and never gains more than its size."""
+    noise = GradientNoise(square, variance)
+    assert noise.gain(first, first) == pytest.approx(1.0)
+    assert 1.0 - 1e-9 <= noise.gain(first, first * ratio) <= ratio * (1 + 1e-9)
+
+
+def test_the_gain_at_the_limits():
+    """Without noise a larger batch gains nothing; with nothing but noise it gains as much as it is larger."""
+    assert GradientNoise(1.0, 0.0).gain(64, 256) == 1.0
+    assert GradientNoise(0.0, 1.0).gain(64, 256) == 4.0
+    assert GradientNoise(0.0, 0.0).gain(64, 256) == 1.0
+
+
+def test_the_gain_is_that_of_the_noise_scale():
+    """Pollux, Eq. 6: a step at M is worth (phi / M0 + 1) / (phi / M + 1) steps at M0."""
+    assert GradientNoise(2.0, 1000.0).gain(100, 400) == pytest.approx((500 / 100 + 1) / (500 / 400 + 1))

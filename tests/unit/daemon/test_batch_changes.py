@@ -1,0 +1,111 @@
+"""A running job takes up another batch plan, through the daemon and its lease."""
+
+import json
+
+import pytest
+
+from metasched.core.batching import BatchPlan
+from metasched.shared_dir.mailbox import Mailbox
+from metasched.slurm.client import JobState
+from policies.baselines.fifo import Fifo
+from tests.unit import site as sites
+from tests.unit.site import FakeSite, Killed
+
+DECLARED = {"global_batch": 64, "first_batch": 64, "max_batch": 1024, "max_per_gpu": 64, "adaptive": True}
+
+
+class Tuned(Fifo):
+    """FIFO, with one batch plan for each job that metasched may tune."""
+
+    name = "tuned"
+    batch = BatchPlan(64)
+
+    def decide(self, snapshot, state):
+        decision, state = super().decide(snapshot, state)
+        tuned = [uid for uid, one in snapshot.job.items() if one.batching and one.batching.control.value == "scheduler"]
+        grants = [
+            type(grant)(**{name: getattr(grant, name) for name in grant.__slots__} | {"batch": self.batch})
+            if grant.uid in tuned
+            else grant
+            for grant in decision.grants
+        ]
+        return type(decision)(tuple(grants), decision.fallback, decision.waits), state
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setitem(sites.POLICIES, "tuned", Tuned)
+    monkeypatch.setattr(Tuned, "batch", BatchPlan(64))
+    made = FakeSite(tmp_path, policy="tuned")
+    yield made
+    made.close()
+
+
+def lease_batch(site, job):
+    path = site.base / "shared" / "mailbox" / site.record(job).uid / "lease.json"
+    return json.loads(path.read_text())["batch"]
+
+
+def run_and_declare(site, tag="batch=adaptive", **declared):
+    """A job that trains and has declared its batch."""
+    job = site.add("--gres=gpu:2", tag=tag, seconds=300)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.slurm.trainer(job).write(site.slurm, kind="declare", **DECLARED | declared)
+    site.run(25)
+    return job
+
+
+def retunes(site, job):
+    return [one for one in site.store.recent_actions(100, site.record(job).uid) if one.kind == "retune"]
+
+
+def test_a_running_job_takes_up_a_batch_plan(site):
+    """The plan is in the lease under a number; the run continues, and is asked once for each plan."""
+    job = run_and_declare(site)
+    assert lease_batch(site, job) == {"plan": 1, "per_gpu": 64, "accumulation": 1, "theta": None}
+    Tuned.batch = BatchPlan(32, 2)
+    site.run(40)
+    assert lease_batch(site, job) == {"plan": 2, "per_gpu": 32, "accumulation": 2, "theta": None}
+    assert len(retunes(site, job)) == 2
+    assert site.record(job).run == 1
+    assert not site.slurm.trainer(job).signals
+
+
+@pytest.mark.parametrize(("tag", "declared"), [("", {}), ("batch=adaptive", {"adaptive": False})])
+def test_tag_and_script_must_both_consent(site, tag, declared):
+    """Otherwise the lease has no plan; without the tag it says nothing of batches at all."""
+    job = run_and_declare(site, tag, **declared)
+    batch = lease_batch(site, job)
+    assert batch is None if not tag else batch["plan"] == 0
+    assert not retunes(site, job)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_daemon_that_dies_while_it_asks_is_followed_by_one_that_has_asked(site, monkeypatch, after):
+    """Whether the lease was written or not, the next daemon leaves the lease with the plan under one number."""
+    job = run_and_declare(site)
+    Tuned.batch = BatchPlan(16, 4)
+    write = Mailbox.write_lease
+
+    def dying(self, lease):
+        if lease.batch is not None and lease.batch.plan == 2:
+            if after:
+                write(self, lease)
+            raise Killed
+        write(self, lease)
+
+    monkeypatch.setattr(Mailbox, "write_lease", dying)
+    with pytest.raises(Killed):
+        site.run(40)
+    monkeypatch.setattr(Mailbox, "write_lease", write)
+    site.start()
+    site.run(40)
+    assert lease_batch(site, job) == {"plan": 2, "per_gpu": 16, "accumulation": 4, "theta": None}
+    assert site.record(job).run == 1
+
+
+def test_a_restarted_daemon_asks_for_the_plan_of_the_last_round(site):
+    """The decided plans are stored with the targets."""
+    job = run_and_declare(site)
+    site.start()
+    assert site.store.target_batches() == {site.record(job).uid: BatchPlan(64)}

@@ -1,0 +1,195 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.pollux.allocation_problem import JobQuota
+from policies.pollux.direct_search import clearing_prices, direct_search, fitness_bound, greedy_allocation
+from policies.pollux.elites import MOST_BYTES, decode_elites, encode_elites
+from policies.pollux.population_search import population_search
+from tests.unit.policies.pollux.problems import best_fitness, problem, problems, random_problem, scaling
+
+ROUNDING = 1 + 1e-9
+
+
+def direct(asked, **more):
+    return direct_search(asked, seed=1, improvements=20, **more)
+
+
+def population(asked, **more):
+    return population_search(asked, seed=1, generations=8, size=12, **more)[0]
+
+
+SEARCHES = pytest.mark.parametrize("search", [direct, population])
+
+
+@SEARCHES
+@settings(deadline=None, max_examples=30)
+@given(asked=problems())
+def test_answers_are_feasible_and_never_below_the_start(search, asked):
+    """On random clusters of one or two types, with limits and pinned jobs, even and uneven, for four exponents."""
+    assert asked.faults(asked.present) == []
+    found = search(asked)
+    assert asked.faults(found) == []
+    assert asked.fitness(found) * ROUNDING >= asked.fitness(asked.present)
+
+
+@settings(deadline=None, max_examples=25)
+@given(asked=problems())
+def test_the_direct_search_is_never_below_greedy(asked):
+    """From nothing and from the present allocation; nor above the bound that prices give."""
+    found = asked.fitness(direct(asked))
+    for start in (None, asked.present):
+        greedy = greedy_allocation(asked, start)
+        assert asked.faults(greedy) == []
+        assert found * ROUNDING >= asked.fitness(greedy)
+    assert found <= fitness_bound(asked) * (1 + 1e-6)
+
+
+@SEARCHES
+@settings(deadline=None, max_examples=20)
+@given(asked=problems(), shuffle=st.randoms(use_true_random=False))
+def test_answers_do_not_depend_on_the_order_of_jobs(search, asked, shuffle):
+    """Permuted jobs get the permuted allocation."""
+    order = list(range(len(asked.keys)))
+    shuffle.shuffle(order)
+    order = np.array(order)
+    assert (search(asked.reordered(order)) == search(asked)[order]).all()
+
+
+@SEARCHES
+def test_equal_arguments_give_equal_answers(search):
+    """Randomness is seeded, and no clock decides."""
+    asked = random_problem(3, 12, 6)
+    assert (search(asked) == search(asked)).all()
+
+
+@SEARCHES
+@pytest.mark.parametrize("uneven", [False, True])
+def test_the_gap_to_the_best_allocation_is_small(search, uneven):
+    """Against brute force on small clusters; the gaps are printed (pytest -s)."""
+    gaps = []
+    for seed in range(8):
+        asked = random_problem(seed, 3, 3, most_gpus=2, uneven=uneven, limited=seed % 2 == 0)
+        gaps.append(1 - asked.fitness(search(asked)) / best_fitness(asked))
+    print(  # noqa: T201  for pytest -s
+        f"gaps to brute force: mean {np.mean(gaps):.4f}, largest {max(gaps):.4f}"
+    )
+    assert np.mean(gaps) < 0.01
+    assert max(gaps) < 0.05
+    assert min(gaps) > -1e-9
+
+
+def test_large_answers_are_close_to_the_bound():
+    """Weak duality bounds the gap where brute force cannot reach."""
+    asked = problem(scaling(30, 1, 32, np.random.default_rng(1)), [4] * 16, uneven=True)
+    assert asked.fitness(direct_search(asked, seed=1, improvements=100)) > 0.95 * fitness_bound(asked)
+
+
+def test_prices_are_zero_where_gpus_are_plenty():
+    """No job has to be priced out of a cluster that holds every job's best amount."""
+    assert not clearing_prices(problem(scaling(2, 1, 3, np.random.default_rng(1)), [4] * 4)).any()
+
+
+@SEARCHES
+def test_distributed_jobs_avoid_each_other(search):
+    """Two jobs that need three GPUs on two nodes of two cannot both be placed, unless interference is allowed."""
+    speedups = np.zeros((2, 1, 2, 4))
+    speedups[:, 0, 1, 3] = 1.0
+    three = {"least_gpus": np.full(2, 3), "uneven": True}
+    nodes = [2, 2, 2]
+    apart = search(problem(speedups, nodes, **three))
+    assert sorted(apart.sum(axis=1)) == [0, 3]
+    mixed = direct(problem(speedups, nodes, avoid_interference=False, **three))
+    assert sorted(mixed.sum(axis=1)) == [3, 3]
+
+
+@SEARCHES
+def test_quotas_limit_gpus_and_running_jobs(search):
+    """Two of three jobs share one GPU, or may run one at a time; a quota of another GPU type does not count."""
+    speedups = np.tile(np.array([[0.0, 1.0, 2.0, 3.0, 4.0], [0.0] * 5]), (3, 1, 1, 1))
+    asked = problem(speedups, [4, 4])
+    members = np.array([True, True, False])
+    assert search(replace(asked, quotas=(JobQuota(members, 1),)))[:2].sum() == 1
+    alone = search(replace(asked, quotas=(JobQuota(members, 1, of_jobs=True),)))
+    assert sorted(alone[:2].sum(axis=1)) == [0, 4]
+    assert search(replace(asked, quotas=(JobQuota(members, 1, gpu_type=1),))).sum() == 8
+    pinned = replace(asked, present=np.array([[2, 0], [0, 0], [0, 0]]), pinned=np.array([True, False, False]))
+    assert search(replace(pinned, quotas=(JobQuota(members, 1),)))[1].sum() == 0
+
+
+@SEARCHES
+def test_even_places_only(search):
+    """Three GPUs on nodes of two are three nodes with one GPU each; an uneven cluster uses two nodes."""
+    speedups = np.zeros((1, 1, 2, 4))
+    speedups[:, 0, 1, 3] = 1.0
+    asked = problem(speedups, [2, 2, 2], least_gpus=np.array([3]))
+    assert sorted(search(asked)[0]) == [1, 1, 1]
+    assert search(replace(asked, uneven=True)).sum() == 3
+
+
+@SEARCHES
+def test_a_job_moves_only_for_more_than_its_reallocation_costs(search):
+    """A job with a factor of 0.9 moves for a speed-up of 1.2, and one with 0.5 does not."""
+    speedups = np.array([[[[0.0, 1.0, 1.2], [0.0, 0.0, 0.0]]]])
+    asked = problem(speedups, [1, 2], present=np.array([[1, 0]]), factors=np.array([0.5]))
+    assert (search(asked) == asked.present).all()
+    assert search(replace(asked, factors=np.array([0.9]))).tolist() == [[0, 2]]
+
+
+@SEARCHES
+def test_equal_jobs_do_not_swap(search):
+    """A running job keeps its GPU although another one waits for it."""
+    speedups = np.array([[[[0.0, 1.0], [0.0, 0.0]]]] * 2)
+    asked = problem(speedups, [1], present=np.array([[0], [1]]), factors=np.array([0.9, 0.9]))
+    assert (search(asked) == asked.present).all()
+
+
+@SEARCHES
+def test_a_start_is_not_lost(search):
+    """The answer is at least as fit as a feasible start of another search."""
+    asked = random_problem(5, 10, 5, limited=False)
+    best = direct_search(asked, seed=9, improvements=200)
+    assert asked.fitness(search(asked, starts=[best])) * ROUNDING >= asked.fitness(best)
+
+
+def test_survivors_are_different_and_in_order():
+    """The population's survivors can all begin the next search."""
+    asked = random_problem(5, 10, 5)
+    found = population_search(asked, seed=1, generations=5, size=10)
+    ranks = [asked.fitness(each) for each in found]
+    assert ranks == sorted(ranks, reverse=True)
+    assert len({each.tobytes() for each in found}) == len(found) > 1
+    assert all(asked.faults(each) == [] for each in found)
+
+
+def test_an_infinite_exponent_is_refused_in_words():
+    """The searches need a separable fitness."""
+    with pytest.raises(ValueError, match="finite"):
+        random_problem(1, 2, 2, p=-np.inf)
+
+
+def test_elites_survive_json():
+    """Also where jobs and nodes have come, gone or changed their order."""
+    keys, nodes = ("a", "b", "c"), ("n1", "n2")
+    one, two = np.array([[2, 0], [0, 1], [0, 0]]), np.array([[0, 0], [4, 4], [1, 0]])
+    data = json.loads(json.dumps(encode_elites([one, two], keys, nodes)))
+    assert [each.tolist() for each in decode_elites(data, keys, nodes)] == [one.tolist(), two.tolist()]
+    again = decode_elites(data, ("c", "new", "b"), ("n2", "n3", "n1"))
+    assert [each.tolist() for each in again] == [[[0, 0, 0], [0, 0, 0], [1, 0, 0]], [[0, 0, 1], [0, 0, 0], [4, 0, 4]]]
+
+
+def test_elites_are_at_most_64_kib():
+    """A thousand jobs on 256 nodes: some of the fittest fit, the others are dropped."""
+    rng = np.random.default_rng(1)
+    each = [np.zeros((1000, 256), dtype=np.int64) for _ in range(50)]
+    for allocation in each:
+        allocation[rng.permutation(1000), rng.integers(0, 256, 1000)] = 1
+    keys = [f"2026-11-23-{number:08}" for number in range(1000)]
+    data = encode_elites(each, keys, [f"gpu-node-{number:03}" for number in range(256)])
+    assert len(json.dumps(data)) <= MOST_BYTES
+    assert 1 <= len(data["elites"]) < 50
+    assert (decode_elites(data, keys, [f"gpu-node-{number:03}" for number in range(256)])[0] == each[0]).all()

@@ -1,0 +1,105 @@
+"""Jobs whose batch size changes while they run, in simulations."""
+
+import pytest
+
+from metasched.core.batching import BatchControl, BatchPlan
+from metasched.core.model import Decision, Grant, Node, Placement
+from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Reason
+from metasched.simulator.agent import Agent
+from metasched.simulator.generate.pollux import synthetic_profiles
+from metasched.simulator.records import Settings, Workload
+from metasched.simulator.simulation import simulate
+from metasched.simulator.traces.pollux import submission
+from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
+from metasched.throughput.training import AdaptiveTraining
+
+PROFILE = synthetic_profiles()["cifar10"]
+TRAINING = AdaptiveProfileTraining(PROFILE, PROFILE.first_batch)
+NODES = tuple(Node(f"n{i}", "t4", 4, cpus=0, memory=0) for i in range(2))
+ONE, FOUR, SPREAD = Placement(("n0",), 1, "t4"), Placement(("n0",), 4, "t4"), Placement(("n0", "n1"), 2, "t4")
+LARGE = BatchPlan(128)
+
+
+class Planned(Policy):
+    """Grants each job its GPUs, with a batch plan from the second round in which it is known on."""
+
+    name = "planned"
+    fits_iterations = True
+    plans = (None, LARGE)
+    seen = ()
+
+    def decide(self, snapshot, state):
+        number = state.data.get("number", 0)
+        plan = self.plans[min(number, len(self.plans) - 1)]
+        grants = [Grant(job.uid, job.gpus, Reason.text("test"), batch=plan) for job in snapshot.jobs]
+        type(self).seen = (*self.seen, *snapshot.jobs)
+        return Decision(tuple(grants)), PolicyState(1, {"number": number + 1})
+
+
+def run(policy, gpus=4):
+    policy.seen = ()
+    job = submission("1", "c", 0.0, PROFILE, gpus=gpus, batch=PROFILE.first_batch, adaptive=True)
+    outcome = simulate(Workload("test", (job,)), NODES, policy(), Settings(round_seconds=60.0))
+    return outcome.jobs[0]
+
+
+def test_a_plan_is_taken_up_without_a_restart_and_shortens_the_job():
+    """The job has one run; with the large batch it ends earlier, as its goodput says."""
+
+    class Fixed(Planned):
+        plans = (None,)
+
+    tuned, fixed = run(Planned), run(Fixed)
+    assert len(tuned.intervals) == len(fixed.intervals) == 1
+    assert tuned.jct < fixed.jct
+    faster = TRAINING.tuned_pace(0.0, FOUR, LARGE).steps_per_second / TRAINING.pace(0.0, FOUR).steps_per_second
+    assert faster > 1.2
+
+
+def test_policies_see_what_the_trainer_reports():
+    """Nothing before the first run; then limits, plan, noise and regimes, and a model fitted to what was run."""
+    run(Planned)
+    first, second, third, *_ = Planned.seen
+    assert first.adaptive_batch
+    assert first.batching is None
+    assert second.batching.control is BatchControl.SCHEDULER
+    assert second.batching.global_batch == PROFILE.first_batch
+    assert third.requested_batch == third.batching.plan == LARGE
+    assert [regime.batch for regime in third.batching.regimes] == [PROFILE.first_batch, LARGE.global_batch(4)]
+    assert third.noise == TRAINING.noise(third.progress_steps)
+    assert third.most_gpus == 4
+    assert set(third.iteration_parameters) == {"t4"}
+
+
+def test_the_agent_fits_what_it_has_run_and_nothing_else():
+    """Configurations that were run are predicted closely; unexplored ones are taken to scale perfectly."""
+    agent = Agent(TRAINING, fits=True)
+    for place in (ONE, FOUR):
+        for per_gpu in (PROFILE.least_local, LARGE.per_gpu):
+            agent.plan = BatchPlan(per_gpu)
+            agent.measure(0.0, place)
+    job = agent.report(submission("1", "c", 0.0, PROFILE, gpus=1, batch=PROFILE.first_batch).job, 0.0)
+    found = job.iteration_parameters["t4"]
+    true = TRAINING.iteration_seconds(FOUR, LARGE)
+    assert found.iteration_seconds(4, LARGE.per_gpu, 1, multi_node=False) == pytest.approx(true, rel=0.05)
+    assert found.alpha_node == found.beta_node == 0.0
+    assert found.iteration_seconds(4, LARGE.per_gpu, 1, multi_node=True) < TRAINING.iteration_seconds(SPREAD, LARGE)
+
+
+def test_goodput_of_a_plan_counts_accumulation_and_gain():
+    """More micro-batches take longer, and a larger batch is worth less than its size."""
+    once, twice = BatchPlan(64, 1), BatchPlan(64, 2)
+    times = [TRAINING.iteration_seconds(FOUR, plan) for plan in (once, twice)]
+    assert times[0] < times[1] < 2 * times[0]
+    for plan, seconds in zip((once, twice), times, strict=True):
+        gain = TRAINING.noise(0.0).gain(PROFILE.first_batch, plan.global_batch(4))
+        pace = TRAINING.tuned_pace(0.0, FOUR, plan)
+        assert pace.steps_per_second == pytest.approx(gain / seconds, rel=0.2)
+        assert pace.until == PROFILE.ends[0]
+    assert TRAINING.tuned_pace(0.0, Placement(("n0",), 4, "a100"), LARGE).steps_per_second == 0.0
+
+
+def test_the_training_satisfies_its_protocol():
+    """The simulated cluster asks for it."""
+    assert isinstance(TRAINING, AdaptiveTraining)
