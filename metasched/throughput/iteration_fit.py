@@ -8,6 +8,7 @@ used several nodes; those of the synchronisation between nodes are meant.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -74,7 +75,12 @@ def fit_iteration(
     Returns:
         The parameters, in seconds and samples as ``measured``. Where only one number of samples per GPU was measured,
         half of a pass is taken to depend on the samples.
+
+    Raises:
+        ValueError: nothing was measured, or a number of seconds is not above 0 and finite.
     """
+    if not measured or not all(0 < one.seconds < math.inf for one in measured):
+        raise ValueError("iterations need a positive duration; give at least one measured iteration")
     data = _Data.of(measured)
     free = _free_parameters(data)
     fixed = np.where(free.any(axis=1), 0.0, np.array(unexplored[:-1]) / data.units)

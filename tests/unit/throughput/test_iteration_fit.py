@@ -89,6 +89,13 @@ def test_a_job_on_one_gpu_is_expected_to_scale_linearly():
     assert found.beta_grad * 32 == pytest.approx(0.25, rel=1e-4)
 
 
+@pytest.mark.parametrize("seconds", [[], [0.0], [-1.0], [float("nan")], [float("inf")]])
+def test_durations_that_are_none_are_refused_in_words(seconds):
+    """A logarithm of them would be no number."""
+    with pytest.raises(ValueError, match="give"):
+        fit_iteration([MeasuredIteration(1, False, 32, 1, one) for one in seconds])  # noqa: FBT003
+
+
 def test_the_fit_is_homogeneous():
     """Iterations in another unit give the same parameters in that unit; likewise samples."""
     found = np.array(fit_iteration(measured(THETA)))

@@ -89,6 +89,22 @@ def test_large_answers_are_close_to_the_bound():
     assert asked.fitness(direct_search(asked, seed=1, improvements=100)) > 0.95 * fitness_bound(asked)
 
 
+@pytest.mark.parametrize("types", [1, 2, 3])
+def test_prices_divide_jobs_among_gpu_types(types):
+    """The bound is reached almost, although every job may run on every type."""
+    rng = np.random.default_rng(types)
+    asked = problem(scaling(24, types, 12, rng), [4] * 12, node_types=np.arange(12) % types, uneven=True)
+    assert asked.fitness(direct_search(asked, seed=1, improvements=50)) > 0.95 * fitness_bound(asked)
+
+
+@SEARCHES
+def test_a_cluster_of_pinned_jobs_stays_as_it_is(search):
+    """There is nothing to decide."""
+    asked = random_problem(3, 4, 3)
+    asked = replace(asked, pinned=np.ones(4, dtype=bool))
+    assert (search(asked) == asked.present).all()
+
+
 def test_prices_are_zero_where_gpus_are_plenty():
     """No job has to be priced out of a cluster that holds every job's best amount."""
     assert not clearing_prices(problem(scaling(2, 1, 3, np.random.default_rng(1)), [4] * 4)).any()
