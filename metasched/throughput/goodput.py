@@ -114,6 +114,10 @@ class Goodput:
     limits: BatchLimits
     noise_scale: float | None
 
+    def __post_init__(self) -> None:
+        if self.noise_scale is not None and not self.noise_scale >= 0:
+            raise ValueError(f"noise_scale is {self.noise_scale}; give 0 or more, or None where it is not known")
+
     def at(self, gpus: int, plan: BatchPlan, *, multi_node: bool) -> TunedBatch | None:
         """The goodput of a plan on an allocation; None where the plan is beyond the limits."""
         batch = self._limits().batch(gpus, plan)

@@ -8,6 +8,7 @@ used several nodes; those of the synchronisation between nodes are meant.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,18 +58,29 @@ class MeasuredIteration(NamedTuple):
 
 
 def fit_iteration(
-    measured: Sequence[MeasuredIteration], unexplored: IterationParameters = PERFECT_SCALING
+    measured: Sequence[MeasuredIteration],
+    unexplored: IterationParameters = PERFECT_SCALING,
+    *,
+    node_over_local: float = 0.0,
 ) -> IterationParameters:
     """Fit the model's parameters to the iterations of one job on one GPU type.
 
     Args:
         measured: at least one iteration, each in another configuration.
         unexplored: the values of the parameters of the synchronisation on which no iteration depends.
+        node_over_local: until several nodes were used, alpha_node and beta_node are at least this many times
+            alpha_local and beta_local: 0 in the paper; 1.1 in the public code, where jobs do not leave a node just
+            because they have not used several ones.
 
     Returns:
         The parameters, in seconds and samples as ``measured``. Where only one number of samples per GPU was measured,
         half of a pass is taken to depend on the samples.
+
+    Raises:
+        ValueError: nothing was measured, or a number of seconds is not above 0 and finite.
     """
+    if not measured or not all(0 < one.seconds < math.inf for one in measured):
+        raise ValueError("iterations need a positive duration; give at least one measured iteration")
     data = _Data.of(measured)
     free = _free_parameters(data)
     fixed = np.where(free.any(axis=1), 0.0, np.array(unexplored[:-1]) / data.units)
@@ -79,12 +91,17 @@ def fit_iteration(
     terms = data.of_variables(free, fixed)
     found = minimize(_error, begin, (terms,), "L-BFGS-B", jac=True, bounds=bounds, options=OPTIONS)
     seconds = (fixed + free @ found.x[:-1]) * data.units
+    if not any(one.multi_node for one in measured):
+        seconds[4:] = np.maximum(seconds[4:], node_over_local * seconds[2:4])
     gamma = float(found.x[-1]) if overlaps else unexplored.gamma
     return IterationParameters._make([*seconds.tolist(), gamma])
 
 
 def fit_types(
-    measured: Mapping[str, Sequence[MeasuredIteration]], ratios: Mapping[tuple[str, str], float]
+    measured: Mapping[str, Sequence[MeasuredIteration]],
+    ratios: Mapping[tuple[str, str], float],
+    *,
+    node_over_local: float = 0.0,
 ) -> dict[str, IterationParameters]:
     """Fit one job's parameters on every GPU type of which something is known.
 
@@ -96,11 +113,16 @@ def fit_types(
     Args:
         measured: the job's iterations, by GPU type; types without any are left out of the fits.
         ratios: by (type, other type), how many times as long a pass takes on the other type (``pass_ratios``).
+        node_over_local: see ``fit_iteration``.
 
     Returns:
         Parameters by GPU type; without the types of which nothing is known.
     """
-    fits = {gpu_type: fit_iteration(found) for gpu_type, found in sorted(measured.items()) if found}
+    fits = {
+        gpu_type: fit_iteration(found, node_over_local=node_over_local)
+        for gpu_type, found in sorted(measured.items())
+        if found
+    }
     if not fits:
         return {}
     explored = {gpu_type: int(_free_parameters(_Data.of(measured[gpu_type])).any(axis=1).sum()) for gpu_type in fits}
@@ -111,7 +133,8 @@ def fit_types(
         if explored[gpu_type] < explored[reference]:
             per_gpu = median(one.per_gpu for one in measured[gpu_type])
             ratio = own.pass_seconds(per_gpu) / fits[reference].pass_seconds(per_gpu)
-            found[gpu_type] = fit_iteration(measured[gpu_type], fits[reference].scaled(ratio))
+            scaled = fits[reference].scaled(ratio)
+            found[gpu_type] = fit_iteration(measured[gpu_type], scaled, node_over_local=node_over_local)
         else:
             found[gpu_type] = own
     return found

@@ -18,10 +18,6 @@ from policies.pollux.fitness import contributions
 from policies.pollux.partial_allocation import EPSILON, PartialAllocation
 from policies.pollux.speedup_table import ONE_NODE
 
-HALVINGS = 50
-LEAST_PRICE = 1e-45
-"""The lowest price that is told from 0, relative to the highest: contributions span many orders of magnitude."""
-
 MOST_EMPTIED = 3
 OTHERS = 3
 """A neighbourhood: the nodes that are emptied, at most, and the jobs elsewhere that are removed with theirs."""
@@ -29,8 +25,17 @@ OTHERS = 3
 PRICE_RANGE = (0.6, 1.4)
 """The prices at which a neighbourhood is filled again, relative to the clearing prices."""
 
-PRICE_SWEEPS = 3
-"""Sweeps over the GPU types' prices, each by bisection while the other prices hold."""
+LEAST_PRICE = 1e-45
+"""The lowest price that is told from 0, relative to the highest: contributions span many orders of magnitude."""
+
+PRICE_STEP, PRICE_PRECISION = 16.0, 1.0 + 1e-9
+"""The ratio by which a common price is raised until the demand fits, and that within which it is then found."""
+
+TYPE_STEPS = tuple(2.0**-halvings for halvings in range(8))
+"""The steps by which the logarithms of single GPU types' prices are varied, one after the other."""
+
+MOST_VARIATIONS = 300
+"""Variations of single types' prices, at most."""
 
 
 def greedy_allocation(problem: AllocationProblem, allocation: Ints | None = None) -> Ints:
@@ -78,38 +83,86 @@ def _search(problem: AllocationProblem, seed: int, improvements: int, starts: Se
 
 
 def clearing_prices(problem: AllocationProblem) -> Floats:
-    """For each GPU type, the lowest price of a GPU at which the jobs' best amounts fit into the cluster."""
-    free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
-    types = problem.speedups.shape[1]
-    capacity = np.bincount(problem.node_types, weights=free, minlength=types)
-    amounts = _amount_values(problem)
-    highest = float(np.ptp(np.where(np.isfinite(amounts), amounts, problem.idle_values[:, None, None]))) + 1.0
-    prices = np.zeros(types)
-    for _ in range(PRICE_SWEEPS if types > 1 else 1):
-        for number in range(types):
-            low, high = LEAST_PRICE * highest, highest
-            prices[number] = 0.0
-            if _demand(problem, amounts, prices)[number] <= capacity[number]:
-                continue
-            for _ in range(HALVINGS):
-                prices[number] = math.sqrt(low) * math.sqrt(high)
-                fits = _demand(problem, amounts, prices)[number] <= capacity[number]
-                low, high = (low, prices[number]) if fits else (prices[number], high)
-            prices[number] = high
+    """For each GPU type, the price of a GPU at which the jobs' best amounts (almost) fit into the cluster.
+
+    One price for all types first, the lowest at which the amounts fit; then single types' prices are varied as long as
+    that lowers the dual of the problem without nodes.
+    """
+    demand = _Demand(problem)
+    prices = np.full(len(demand.capacity), _common_price(demand))
+    if len(prices) == 1 or not prices.any():
+        return prices
+    lowest, variations = demand.dual(prices), 0
+    directions = np.vstack([np.eye(len(prices)), -np.eye(len(prices)), np.ones(len(prices)), -np.ones(len(prices))])
+    for step in TYPE_STEPS:
+        better = True
+        while better and variations < MOST_VARIATIONS:
+            better = False
+            for direction in directions:
+                trial = prices * np.exp(step * direction)
+                variations += 1
+                if (value := demand.dual(trial)) < lowest - EPSILON * abs(lowest):
+                    prices, lowest, better = trial, value, True
     return prices
+
+
+def _common_price(demand: _Demand) -> float:
+    """The lowest price of a GPU of any type at which as many GPUs are demanded as there are; 0 where all are plenty."""
+
+    def fits(price: float) -> bool:
+        return bool(demand.amount(np.full(len(demand.capacity), price)) <= demand.capacity.sum())
+
+    if fits(0.0):
+        return 0.0
+    low = high = LEAST_PRICE * demand.highest
+    while not fits(high):
+        low, high = high, high * PRICE_STEP
+    while high > low * PRICE_PRECISION:
+        price = math.sqrt(low) * math.sqrt(high)
+        low, high = (low, price) if fits(price) else (price, high)
+    return high
 
 
 def fitness_bound(problem: AllocationProblem) -> float:
     """A fitness that no allocation exceeds: that of the jobs' best amounts at the clearing prices (weak duality)."""
-    free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
-    prices = clearing_prices(problem)
-    amounts = _amount_values(problem)
-    scores = (amounts - prices[:, None] * np.arange(amounts.shape[-1])).max(axis=(1, 2), initial=-np.inf)
-    best = np.maximum(scores, problem.idle_values)
     pinned = problem.weights * contributions(problem.speedups_of(problem.present), problem.p)
-    total = float(np.where(problem.pinned, pinned, best).sum() + prices[problem.node_types] @ free)
+    total = _Demand(problem).dual(clearing_prices(problem)) + float(pinned[problem.pinned].sum())
     mean = total / float(problem.weights.sum())
     return float(np.exp(mean)) if problem.p == 0 else float(abs(mean) ** (1.0 / problem.p))
+
+
+class _Demand:
+    """The jobs' best amounts at prices of GPUs.
+
+    Attributes:
+        capacity: for each GPU type, the GPUs that pinned jobs leave.
+        highest: a price at which no job wants a GPU.
+    """
+
+    def __init__(self, problem: AllocationProblem) -> None:
+        free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
+        self.capacity: Floats = np.bincount(
+            problem.node_types, weights=free, minlength=problem.speedups.shape[1]
+        ).astype(float)
+        self._amounts = _amount_values(problem)[~problem.pinned]
+        self._idle = problem.idle_values[~problem.pinned]
+        self._gpus = np.arange(problem.speedups.shape[-1])
+        wanted = np.where(np.isfinite(self._amounts), self._amounts, self._idle[:, None, None])
+        self.highest = float(np.ptp(wanted)) + 1.0 if wanted.size else 1.0
+
+    def amount(self, prices: Floats) -> int:
+        """The GPUs that all jobs together want."""
+        if not len(self._idle):
+            return 0
+        scores = (self._amounts - prices[:, None] * self._gpus).reshape(len(self._idle), self._amounts[0].size)
+        best = scores.argmax(axis=1)
+        runs = scores[np.arange(len(scores)), best] > self._idle
+        return int((best % len(self._gpus) * runs).sum())
+
+    def dual(self, prices: Floats) -> float:
+        """The sum that no allocation of the jobs that are not pinned exceeds, by these prices."""
+        scores = (self._amounts - prices[:, None] * self._gpus).max(axis=(1, 2), initial=-np.inf)
+        return float(np.maximum(scores, self._idle).sum() + prices @ self.capacity)
 
 
 def _amount_values(problem: AllocationProblem) -> Floats:
@@ -125,16 +178,6 @@ def _amount_values(problem: AllocationProblem) -> Floats:
     amounts = problem.present[held].sum(axis=1)
     found[held, held_types, amounts] = np.maximum(found[held, held_types, amounts], problem.present_values[held])
     return np.asarray(found)
-
-
-def _demand(problem: AllocationProblem, amounts: Floats, prices: Floats) -> Floats:
-    """For each GPU type, the GPUs of the jobs' best amounts at prices."""
-    gpus = np.arange(amounts.shape[-1])
-    scores = (amounts - prices[:, None] * gpus).reshape(len(amounts), -1)
-    best = np.argmax(scores, axis=1)
-    runs = scores[np.arange(len(scores)), best] > problem.idle_values
-    types, wanted = np.divmod(best, len(gpus))
-    return np.bincount(types, weights=(wanted * runs).astype(float), minlength=len(prices)).astype(float)
 
 
 def _placed(problem: AllocationProblem, prices: Floats) -> PartialAllocation:

@@ -61,7 +61,7 @@ class PartialAllocation:
         self._home = np.full(jobs, NOBODY)
         self._type = np.full(jobs, NOBODY)
         self._of_type = [np.flatnonzero(problem.node_types == number) for number in range(problem.speedups.shape[1])]
-        self._multi_node: Bools = np.asarray(np.isfinite(problem.values[:, :, MULTI_NODE]).any(axis=2))
+        self._amounts = np.arange(problem.speedups.shape[-1])
         self._left = [quota.left for quota in problem.quotas]
         self._present = _rows(problem.present)
         for job in np.flatnonzero(problem.pinned).tolist():
@@ -136,74 +136,83 @@ class PartialAllocation:
             job: the job.
             prices: by GPU type, what a GPU must add to the sum.
         """
-        best, best_score = Option(float(self.problem.idle_values[job]), WAITS), float(self.problem.idle_values[job])
-        for option in self._options(job, prices):
-            gpu_type = self.problem.node_types[option.where.nodes[0]]
-            score = option.value - float(prices[gpu_type]) * sum(option.where.gpus)
-            if score > best_score + EPSILON * abs(best_score):
-                best, best_score = option, score
+        problem = self.problem
+        idle, present = float(problem.idle_values[job]), self._present[job]
+        best, best_score = Option(idle, WAITS), idle + EPSILON * abs(idle)
+        kept = float(problem.present_values[job])
+        if kept > best_score and self._fits(job, present):
+            score = kept - float(prices[problem.node_types[present.nodes[0]]]) * sum(present.gpus)
+            if score > best_score:
+                best, best_score = Option(kept, present), score + EPSILON * abs(score)
+        for gpu_type in range(len(self._of_type)):
+            found = self._best_of_type(job, gpu_type, float(prices[gpu_type]), best_score)
+            if found is not None:
+                best, best_score = found
         return best
 
-    def _options(self, job: int, prices: Floats) -> Iterable[Option]:
-        """The best allocations of each kind: the present one, on one node and on several nodes of each GPU type."""
-        present = self._present[job]
-        if np.isfinite(self.problem.present_values[job]) and self._fits(job, present):
-            yield Option(float(self.problem.present_values[job]), present)
-        for gpu_type, nodes in enumerate(self._of_type):
-            available = np.clip(self.free[nodes], 0, self.problem.node_limits[job, nodes])
-            values, price = self.problem.values[job, gpu_type], float(prices[gpu_type])
-            if self.problem.quotas:
-                values = values[:, : int(self._quota_left(gpu_type)[job]) + 1]
-            widest = int(available.max(initial=0))
-            if widest == 0 or values.shape[1] == 1:
-                continue
-            if (gpus := _best_amount(values[ONE_NODE, : widest + 1], price)) is not None:
-                node = int(np.argmin(np.where(available >= gpus, available, widest + 1)))
-                yield Option(float(values[ONE_NODE, gpus]), NodeGpus((int(nodes[node]),), (gpus,)))
-            if self._multi_node[job, gpu_type]:
-                if self.problem.avoid_interference:
-                    available = np.where(self._distributed[nodes] > 0, 0, available)
-                spread = self._uneven if self.problem.uneven else self._even
-                if (found := spread(job, available, values[MULTI_NODE], price)) is not None:
-                    chosen, counts = found
-                    where = NodeGpus(tuple(nodes[chosen].tolist()), tuple(counts.tolist()))
-                    yield Option(float(values[MULTI_NODE, sum(where.gpus)]), where)
-
-    def _uneven(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
-        """The best allocation over several nodes, fullest first, with any number of GPUs on each."""
-        order = np.argsort(-available, kind="stable")[: int(self.problem.most_nodes[job])]
-        reach = np.cumsum(available[order])
-        gpus = _best_amount(values[: int(reach[-1]) + 1], price)
-        if gpus is None or len(order) < 2 or not available[order[1]]:  # noqa: PLR2004  several nodes
+    def _best_of_type(self, job: int, gpu_type: int, price: float, least: float) -> tuple[Option, float] | None:
+        """The best option on a GPU type, with the score that another one must exceed; None where none exceeds least."""
+        problem, nodes, best = self.problem, self._of_type[gpu_type], None
+        available = np.minimum(self.free[nodes], problem.node_limits[job, nodes])
+        values = problem.values[job, gpu_type]
+        if problem.quotas:
+            values = values[:, : int(self._quota_left(gpu_type)[job]) + 1]
+        scores = values - price * self._amounts[: values.shape[1]]
+        widest = int(available.max(initial=0))
+        if widest <= 0:
             return None
-        last = max(int(np.searchsorted(reach, gpus)), 1)
+        gpus = int(scores[ONE_NODE, : widest + 1].argmax())
+        if scores[ONE_NODE, gpus] > least:
+            node = int(np.where(available >= gpus, available, UNLIMITED).argmin())
+            score = float(scores[ONE_NODE, gpus])
+            least = score + EPSILON * abs(score)
+            best = Option(float(values[ONE_NODE, gpus]), NodeGpus((int(nodes[node]),), (gpus,))), least
+        if not scores[MULTI_NODE].max() > least:
+            return best
+        if problem.avoid_interference:
+            available = np.where(self._distributed[nodes] > 0, 0, available)
+        spread = self._uneven if problem.uneven else self._even
+        placed = spread(job, np.maximum(available, 0), scores[MULTI_NODE], least)
+        if placed is None:
+            return best
+        chosen, counts = placed
+        where = NodeGpus(tuple(nodes[chosen].tolist()), tuple(counts.tolist()))
+        score = float(scores[MULTI_NODE, sum(where.gpus)])
+        return Option(float(values[MULTI_NODE, sum(where.gpus)]), where), score + EPSILON * abs(score)
+
+    def _uneven(self, job: int, available: Ints, scores: Floats, least: float) -> tuple[Ints, Ints] | None:
+        """The best allocation over several nodes, fullest first, with any number of GPUs on each."""
+        order = (-available).argsort(kind="stable")[: int(self.problem.most_nodes[job])]
+        reach = available[order].cumsum()
+        gpus = int(scores[: int(reach[-1]) + 1].argmax())
+        if not scores[gpus] > least or not available[order[1:2]].any():
+            return None
+        last = max(int(reach.searchsorted(gpus)), 1)
         chosen, counts = order[: last + 1], available[order[: last + 1]]
         if last == 1:
             counts[0] = min(counts[0], gpus - 1)
         counts[last] = gpus - counts[:last].sum()
         # The last node is the one that the rest fills best.
-        left = np.where(available >= counts[last], available, np.iinfo(np.int64).max)
-        left[chosen[:last]] = np.iinfo(np.int64).max
-        chosen[last] = np.argmin(left)
+        left = np.where(available >= counts[last], available, UNLIMITED)
+        left[chosen[:last]] = UNLIMITED
+        chosen[last] = left.argmin()
         return _by_node(chosen, counts)
 
-    def _even(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
+    def _even(self, job: int, available: Ints, scores: Floats, least: float) -> tuple[Ints, Ints] | None:
         """The best allocation over several nodes with the same number of GPUs on each."""
-        best: tuple[float, int, int] | None = None
-        for each in range(1, int(available.max(initial=0)) + 1):
-            most = min(
-                int(np.count_nonzero(available >= each)), int(self.problem.most_nodes[job]), (len(values) - 1) // each
-            )
-            scores = values[2 * each : most * each + 1 : each] - price * each * np.arange(2, most + 1)
-            if len(scores) and np.isfinite(scores.max()):
-                count = int(np.argmax(scores))
-                if best is None or scores[count] > best[0]:
-                    best = float(scores[count]), count + 2, each
+        best: tuple[int, int] | None = None
+        at_least = np.bincount(available)[::-1].cumsum()[::-1]
+        for each in range(1, len(at_least)):
+            most = min(int(at_least[each]), int(self.problem.most_nodes[job]), (len(scores) - 1) // each)
+            reached = scores[2 * each : most * each + 1 : each]
+            if len(reached) and reached.max() > least:
+                least = float(reached.max())
+                best = int(reached.argmax()) + 2, each
         if best is None:
             return None
-        _, count, each = best
+        count, each = best
         suitable = np.flatnonzero(available >= each)
-        chosen = suitable[np.argsort(available[suitable], kind="stable")[:count]]
+        chosen = suitable[available[suitable].argsort(kind="stable")[:count]]
         return _by_node(chosen, np.full(count, each))
 
     def fill(self, nodes: Iterable[int], before: dict[int, NodeGpus] | None = None) -> None:
@@ -279,13 +288,12 @@ class PartialAllocation:
         problem, nodes, gpus = self.problem, list(where.nodes), sum(where.gpus)
         if not nodes:
             return False
-        counts = np.array(where.gpus)
-        if (counts > self.free[nodes]).any() or (counts > problem.node_limits[job, nodes]).any():
+        limits = problem.node_limits[job]
+        if any(count > self.free[node] or count > limits[node] for node, count in zip(*where, strict=True)):
             return False
-        several = len(nodes) > 1
-        if several and problem.avoid_interference and self._distributed[nodes].any():
+        if len(nodes) > 1 and problem.avoid_interference and self._distributed[nodes].any():
             return False
-        if not problem.uneven and counts.min() != counts.max():
+        if not problem.uneven and min(where.gpus) != max(where.gpus):
             return False
         if problem.quotas and gpus > self._quota_left(int(problem.node_types[nodes[0]]))[job]:
             return False
@@ -315,13 +323,6 @@ def _rows(allocation: Ints) -> list[NodeGpus]:
     return found
 
 
-def _best_amount(values: Floats, price: float) -> int | None:
-    """The number of GPUs with the highest value after its price; None where the job runs on none of them."""
-    scores = values - price * np.arange(len(values))
-    best = int(np.argmax(scores))
-    return best if np.isfinite(scores[best]) else None
-
-
 def _by_node(nodes: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    order = np.argsort(nodes)
+    order = nodes.argsort()
     return nodes[order], counts[order]

@@ -98,6 +98,13 @@ def test_contradictory_limits_are_refused_in_words(wrong):
         BatchLimits(*wrong)
 
 
+@pytest.mark.parametrize("noise_scale", [-1.0, math.nan])
+def test_noise_below_zero_is_refused_in_words(noise_scale):
+    """An efficiency above 1 would make every batch the best."""
+    with pytest.raises(ValueError, match="give"):
+        Goodput(THETA, LIMITS, noise_scale)
+
+
 @st.composite
 def jobs(draw):
     first = draw(st.integers(1, 40))

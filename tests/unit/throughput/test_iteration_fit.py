@@ -74,12 +74,26 @@ def test_unexplored_configurations_scale_perfectly(placed, zero):
     assert all(found[name] > 0 for name in seen)
 
 
+def test_several_nodes_can_be_taken_to_be_slower_than_one():
+    """The option of the public code: it ends with the first iteration on several nodes."""
+    local = fit_iteration(measured(THETA, [(1, False), (4, False)]), node_over_local=1.1)
+    assert local[4:6] == pytest.approx([1.1 * local.alpha_local, 1.1 * local.beta_local])
+    assert fit_iteration(measured(THETA), node_over_local=100.0) == fit_iteration(measured(THETA))
+
+
 def test_a_job_on_one_gpu_is_expected_to_scale_linearly():
     """The first measurement alone predicts the same iteration time on any number of GPUs."""
     found = fit_iteration([MeasuredIteration(1, multi_node=False, per_gpu=32, accumulation=1, seconds=0.5)])
     assert found.iteration_seconds(64, 32, 1, multi_node=True) == pytest.approx(0.5, rel=1e-4)
     assert found.alpha_grad == pytest.approx(0.25, rel=1e-4)
     assert found.beta_grad * 32 == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("seconds", [[], [0.0], [-1.0], [float("nan")], [float("inf")]])
+def test_durations_that_are_none_are_refused_in_words(seconds):
+    """A logarithm of them would be no number."""
+    with pytest.raises(ValueError, match="give"):
+        fit_iteration([MeasuredIteration(1, False, 32, 1, one) for one in seconds])  # noqa: FBT003
 
 
 def test_the_fit_is_homogeneous():
