@@ -21,7 +21,7 @@ class PlanSwitch:
 
     def __init__(self, plan: BatchPlan) -> None:
         self._plan = plan
-        self._next: tuple[int, BatchPlan] | None = None
+        self._next: list[tuple[int, BatchPlan]] = []  # agreed changes beyond the requested samples
         self._requested = 0  # the end of the last requested global batch
         self._lock = threading.Lock()  # the loader requests samples in a thread of its own
 
@@ -33,8 +33,8 @@ class PlanSwitch:
             end: the position at which the pass ends.
         """
         with self._lock:
-            if self._next is not None and start >= self._next[0]:
-                self._plan, self._next = self._next[1], None
+            while self._next and start >= self._next[0][0]:
+                self._plan = self._next.pop(0)[1]
             self._requested = min(start + self._plan.global_batch, end)
             return self._plan
 
@@ -46,4 +46,4 @@ class PlanSwitch:
             latest: returns the highest of the ranks' positions, on every rank.
         """
         with self._lock:
-            self._next = (latest(self._requested), plan)
+            self._next.append((latest(self._requested), plan))
