@@ -94,6 +94,7 @@ def main():
                         "step": ctx.step_count,
                         "indices": trained,
                         "batch": ctx._accumulation.micro.global_samples,
+                        "full_batch": loader.plan.global_batch,
                         "before": before,
                         "progress": ctx.progress,
                         "rate": rates[-1],
