@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from trainer_shim.data.sample_order import MicroBatch
 
-MEASURE_EVERY = 4  # steps between two measurements; the cost of one is up to some percent of a step
+MEASURE_EVERY = 8  # steps between two measurements; the cost of one is up to some percent of a step
 
 
 class NoiseMeasurement(NamedTuple):
@@ -48,7 +48,7 @@ class LocalSums(NamedTuple):
     Attributes:
         weighted_squares: the sum of n_i / B * |P g_i|^2 over this rank's micro-batches.
         micro_batches: the number of this rank's micro-batches that have samples.
-        mean_square: |P G|^2 of the mean gradient, divided by the number of ranks.
+        mean_square: |P G|^2 of the mean gradient, divided by the number of ranks; 0 where one gradient is compared.
         product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2; only of a rank
             that is alone.
         difference_weight: 1/n + 1/n' of these two steps.
@@ -165,11 +165,13 @@ class GradientNoise:
         self._collects = False
         if not micro.last:
             return
+        single = self._alone and self._micro_batches == 1
         if self._measured and not self._invalid:
-            self._measure_mean(scale)
-        if self._alone and self._micro_batches == 1:
-            if self._measured and not self._invalid:
+            if single:
                 self._compare(micro.global_samples, scale)
+            else:
+                self._measure_mean(scale)
+        if single:
             self._copy_gradients(micro.global_samples, scale)
 
     def finish_step(self, ranks: int) -> LocalSums | None:
@@ -179,10 +181,11 @@ class GradientNoise:
         """
         if not self._measured:
             return None
-        if self._invalid or self._mean_square is None:
-            return LocalSums(invalid=1.0)
-        zero = torch.zeros_like(self._mean_square)
         parts = [self._weighted_squares, self._mean_square, self._product, self._difference_square]
+        known = [part for part in parts if part is not None]
+        if self._invalid or not known:
+            return LocalSums(invalid=1.0)
+        zero = torch.zeros_like(known[0])
         squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()
         return LocalSums(squares, self._micro_batches, mean / ranks, product, difference, self._difference_weight)
 
@@ -209,32 +212,27 @@ class GradientNoise:
             if number in self._seen:  # a second backward pass: the gradients of the micro-batch are a sum of both
                 self._invalid = True
             self._seen.add(number)
-            norm = self._norm(number, gradient)
-            if norm is not None:
-                self._norms.append(norm)
+            self._norms += self._norms_of(number, gradient)
 
         return collect
 
-    def _preconditioned(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Return P times the gradient of a parameter, without the weight of its group; None where P is not known."""
-        if gradient.layout is not torch.strided or not self._preconditioners[number].ready:
+    def _preconditioned(self, number: int, *gradients: torch.Tensor) -> list[torch.Tensor]:
+        """Return P times each gradient of a parameter, without the weight of its group; empty where P is not known."""
+        preconditioner = self._preconditioners[number]
+        if not preconditioner.ready or any(each.layout is not torch.strided for each in gradients):
             self._invalid = True
-            return None
-        return self._preconditioners[number].apply(gradient.detach())
+            return []
+        return preconditioner.apply(*gradients)
 
-    def _norm(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        found = self._preconditioned(number, gradient)
-        if found is None:
-            return None
-        norm: torch.Tensor = torch.linalg.vector_norm(found, dtype=self._dtype)
-        return norm * self._rates[self._group_numbers[number]]
+    def _norms_of(self, number: int, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Return the norm of P times the gradient of a parameter; empty where P is not known."""
+        rate = self._rates[self._group_numbers[number]]
+        found = self._preconditioned(number, gradient.detach())
+        return [torch.linalg.vector_norm(each, dtype=self._dtype) * rate for each in found]
 
     def _measure_mean(self, scale: torch.Tensor | None) -> None:
-        norms = [
-            norm
-            for number, parameter in enumerate(self._parameters)
-            if parameter.grad is not None and (norm := self._norm(number, parameter.grad)) is not None
-        ]
+        gradients = [(number, each.grad) for number, each in enumerate(self._parameters) if each.grad is not None]
+        norms = [norm for number, gradient in gradients for norm in self._norms_of(number, gradient)]
         if norms:
             self._mean_square = _sum_of_squares(norms, scale)
 
@@ -255,14 +253,13 @@ class GradientNoise:
         for number, (parameter, before) in enumerate(zip(self._parameters, earlier.gradients)):
             if parameter.grad is None or before is None:
                 continue
-            own = self._preconditioned(number, parameter.grad)
-            other = self._preconditioned(number, before)
-            if own is None or other is None:
+            gradient = parameter.grad if scale is None else parameter.grad / scale
+            found = self._preconditioned(number, gradient, before)
+            if not found:
                 return
             rate = self._rates[self._group_numbers[number]]
-            own = own if scale is None else own / scale
-            products.append((own * other).sum(dtype=self._dtype) * rate**2)
-            norms.append(torch.linalg.vector_norm(own - other, dtype=self._dtype) * rate)
+            products.append((found[0] * found[1]).sum(dtype=self._dtype) * rate**2)
+            norms.append(torch.linalg.vector_norm(found[0] - found[1], dtype=self._dtype) * rate)
         if products:
             self._product = torch.stack(products).double().sum()
             self._difference_square = _sum_of_squares(norms, None)

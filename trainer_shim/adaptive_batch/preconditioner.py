@@ -74,8 +74,9 @@ class Preconditioner:
         """Whether the optimizer has the state that the preconditioner needs; after its first step."""
         return self._divisor is None or bool(self._optimizer.state.get(self._parameter))
 
-    def apply(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return P times the gradient; the gradient itself where P is the identity."""
+    def apply(self, *gradients: torch.Tensor) -> list[torch.Tensor]:
+        """Return P times each of the gradients; the gradients themselves where P is the identity."""
         if self._divisor is None:
-            return gradient
-        return gradient / self._divisor(self._group, self._optimizer.state[self._parameter])
+            return list(gradients)
+        divisor = self._divisor(self._group, self._optimizer.state[self._parameter])
+        return [gradient / divisor for gradient in gradients]
