@@ -179,6 +179,8 @@ class GradientNoise:
 
         Returns None on all ranks for a step that is not measured. `ranks` is the number of ranks.
         """
+        if self._earlier is not None and self._earlier.step != self._step:
+            self._earlier = None  # compared by now
         if not self._measured:
             return None
         parts = [self._weighted_squares, self._mean_square, self._product, self._difference_square]
@@ -238,7 +240,6 @@ class GradientNoise:
 
     def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
         """Copy the gradients of this step, if the next one is measured."""
-        self._earlier = None
         if self._measures(self._step + 1):
             copies = [None if each.grad is None else _unscaled(each.grad.detach(), scale) for each in self._parameters]
             self._earlier = _EarlierGradients(self._step, samples, copies)

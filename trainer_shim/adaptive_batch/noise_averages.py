@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-SMOOTHING = 0.999  # the weight that an average keeps in a step at M0
+WINDOW = 1000.0  # steps at M0 over which the averages extend
 KNOWN_WEIGHT = 0.04  # the total weight of the measurements from which the noise scale counts as known: 40 steps at M0
 
 
@@ -25,8 +25,11 @@ class NoiseAverages(NamedTuple):
     weight: float = 0.0
 
     def updated(self, square: float, variance: float, steps: float) -> NoiseAverages:
-        """Return the averages after a measurement that stands for `steps` steps at M0."""
-        kept = SMOOTHING**steps
+        """Return the averages after a measurement that stands for `steps` steps at M0.
+
+        The arithmetic is exact to the bit on every host, which a power is not: ranks decide by the averages.
+        """
+        kept = 1 / (1 + steps / WINDOW)
         return NoiseAverages(
             self.square_sum * kept + square * (1 - kept),
             self.variance_sum * kept + variance * (1 - kept),
