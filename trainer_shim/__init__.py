@@ -23,6 +23,7 @@ from trainer_shim.preemption.exit import process_exit as _process_exit  # regist
 if TYPE_CHECKING:
     import os
 
+    from trainer_shim.adaptive_batch.lr_scaling import ScalingInputs, legw
     from trainer_shim.batch import plan_batch, splits
     from trainer_shim.session.companion import Companion
     from trainer_shim.session.context import Context
@@ -31,6 +32,7 @@ __all__ = [
     "BatchError",
     "CheckpointError",
     "LeaseError",
+    "ScalingInputs",
     "ShimError",
     "SupersededError",
     "UsageError",
@@ -38,18 +40,23 @@ __all__ = [
     "WorldError",
     "attach",
     "init",
+    "legw",
     "plan_batch",
     "splits",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import `plan_batch` and `splits` late: `python -m trainer_shim.batch` runs their module as its main one."""
-    if name not in {"plan_batch", "splits"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from trainer_shim import batch  # noqa: PLC0415
+    """Import some names late: `python -m trainer_shim.batch` runs its module as the main one, and few scripts scale."""
+    if name in {"plan_batch", "splits"}:
+        from trainer_shim import batch  # noqa: PLC0415
 
-    return getattr(batch, name)
+        return getattr(batch, name)
+    if name in {"ScalingInputs", "legw"}:
+        from trainer_shim.adaptive_batch import lr_scaling  # noqa: PLC0415
+
+        return getattr(lr_scaling, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def init(

@@ -65,6 +65,23 @@ KINDS = {
     "stop": {"step": int, "cause": str, "noticed": float, "checkpointed": bool},
     "end": {"step": int, "samples": int, "loss": (float, type(None))},
 }
+# The further keys of a training whose batch adapts.
+ADAPTIVE_KINDS = {
+    "declare": {
+        "first_batch": int,
+        "max_batch": int,
+        "max_per_gpu": int,
+        "min_per_gpu": int,
+        "adaptive": bool,
+        "lr_scale": str,
+    },
+    "steps": {
+        "progress": float,
+        "grad_square": (float, type(None)),
+        "grad_variance": (float, type(None)),
+        "plan": int,
+    },
+}
 
 
 def load_script():
@@ -180,12 +197,12 @@ class Workplace:
         self.started.append(trainers)
         return trainers
 
-    def write_lease(self, run, stop_run=None, seconds=60.0):
+    def write_lease(self, run, stop_run=None, seconds=60.0, **further):
         """Replace the lease; a stop has its deadline so many seconds from now."""
         now = time.time()
         stop = stop_run and {"run": stop_run, "requested": now, "deadline": now + seconds, "reason": "a test"}
         partial = self.lease.with_suffix(".partial")
-        partial.write_text(json.dumps({"format": 1, "uid": self.reports.name, "run": run, "stop": stop}))
+        partial.write_text(json.dumps({"format": 1, "uid": self.reports.name, "run": run, "stop": stop} | further))
         partial.replace(self.lease)
 
     def trained(self, generation, rank="*"):
@@ -218,7 +235,7 @@ class Workplace:
         path = self.directory / f"evaluated-{generation}-{rank}.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    def report(self, generation):
+    def report(self, generation, *, adaptive=False):
         """The report lines of a generation; fails where one is not what the protocol says."""
         lines = (self.reports / f"incarnation-{generation}.jsonl").read_text()
         assert lines.endswith("\n")
@@ -227,7 +244,7 @@ class Workplace:
             line = json.loads(text)
             assert line["v"] == 1
             assert abs(line["t"] - time.time()) < 3600
-            keys = KINDS[line["kind"]]
+            keys = KINDS[line["kind"]] | (ADAPTIVE_KINDS.get(line["kind"], {}) if adaptive else {})
             assert line.keys() == keys.keys() | {"v", "t", "kind"}
             for key, kind in keys.items():
                 assert isinstance(line[key], kind), (key, line)

@@ -30,6 +30,7 @@ def make_loader(
     shuffle: bool | None,
     plan: BatchPlan,
     rank: int,
+    first_batch: int | None = None,
 ) -> TrainLoader:
     """Return the loader of a map-style data set or of a stream.
 
@@ -43,6 +44,7 @@ def make_loader(
         shuffle: whether each epoch has an order of its own, None for the default.
         plan: the split of a global batch.
         rank: this process's number, from 0.
+        first_batch: the global batch that the script has chosen, where it is not that of the plan.
 
     Raises:
         BatchError: `drop_last` leaves no sample.
@@ -54,11 +56,12 @@ def make_loader(
             f"ctx.loader({wrong[0]}=...): the batches and their order follow from global_batch, max_per_gpu and shuffle"
         )
     drop_last = bool(options.pop("drop_last", False))
+    first = first_batch or plan.global_batch
     order: SampleOrder | StreamOrder
     source: Source
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
         order = SampleOrder(seed, len(dataset), shuffle is not False)
-        source = MapSource(dataset, order, plan, rank, options, drop_last=drop_last)
+        source = MapSource(dataset, order, plan, rank, options, first_batch=first, drop_last=drop_last)
     elif not hasattr(dataset, "__iter__"):
         raise UsageError(f"ctx.loader() was given a {type(dataset).__name__}, which has no __getitem__ and no __iter__")
     elif shuffle:
@@ -67,7 +70,5 @@ def make_loader(
         order = StreamOrder(seed)
         source = StreamSource(dataset, order, plan, rank, options, drop_last=drop_last)
     if drop_last and source.size == 0:
-        raise BatchError(
-            f"drop_last=True leaves nothing of {len(dataset)} samples: global_batch is {plan.global_batch}, lower it"
-        )
-    return TrainLoader(order, plan, source, iterate)
+        raise BatchError(f"drop_last=True leaves nothing of {len(dataset)} samples: global_batch is {first}, lower it")
+    return TrainLoader(order, plan, source, iterate, first)

@@ -2,7 +2,7 @@
 
 The order of an epoch is a permutation fixed by (seed, epoch), or that of a stream (see `stream`). A step takes the next
 `global_batch` samples of the order, and splits them over the ranks. So a position in an epoch is one number, with the
-same meaning at every world size.
+same meaning at every world size and every global batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.plan_switch import PlanSwitch
 
 
 class SampleOrder(NamedTuple):
@@ -58,6 +59,7 @@ class MicroBatch(NamedTuple):
         weight: the factor on the mean loss.
         last: whether this is the rank's last micro-batch of its global batch.
         global_samples: the number of samples in the global batch.
+        plan: the split of the global batch.
     """
 
     position: int
@@ -66,21 +68,40 @@ class MicroBatch(NamedTuple):
     weight: float
     last: bool
     global_samples: int
+    plan: BatchPlan
 
 
-def micro_batches(order: torch.Tensor, cursor: int, plan: BatchPlan, rank: int) -> Iterator[MicroBatch]:
+def micro_batches(
+    order: torch.Tensor, cursor: int, plans: PlanSwitch, rank: int, *, drop_last: bool = False
+) -> Iterator[MicroBatch]:
     """Yield a rank's micro-batches from `cursor` to the end of the order.
 
     Every rank has the same number of micro-batches of a global batch.
+
+    Args:
+        order: the indices of an epoch in their order.
+        cursor: the position in the order.
+        plans: the batch plan of each position.
+        rank: the rank.
+        drop_last: whether a last global batch that is not full is left out.
     """
-    size, count, pieces = 0, 0, list[range]()  # of the last global batch; the next one usually has the same
-    for start in range(cursor, len(order), plan.global_batch):
-        left = min(plan.global_batch, len(order) - start)
-        if left != size:
-            size, count, pieces = left, plan.micro_batch_count(left), plan.micro_batches(rank, left)
+    before: tuple[BatchPlan, int] | None = None  # plan and size of the last global batch; the next one usually has them
+    count, pieces = 0, list[range]()
+    start = cursor
+    while start < len(order):
+        plan = plans.plan_at(start, len(order))
+        size = min(plan.global_batch, len(order) - start)
+        if drop_last and size < plan.global_batch:
+            return
+        if (plan, size) != before:
+            before, count, pieces = (plan, size), plan.micro_batch_count(size), plan.micro_batches(rank, size)
         for number, piece in enumerate(pieces, start=1):
             indices = order[start + piece.start : start + piece.stop].tolist()
             weight, last = plan.weight(len(piece), size), number == count
-            yield MicroBatch(start + piece.start, indices, len(indices), weight, last=last, global_samples=size)
+            yield MicroBatch(
+                start + piece.start, indices, len(indices), weight, last=last, global_samples=size, plan=plan
+            )
         if len(pieces) < count:
-            yield MicroBatch(start, order[start : start + 1].tolist(), 0, 0.0, last=True, global_samples=size)
+            filler = order[start : start + 1].tolist()
+            yield MicroBatch(start, filler, 0, 0.0, last=True, global_samples=size, plan=plan)
+        start += size

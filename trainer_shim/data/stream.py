@@ -104,12 +104,13 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
             for number in range(own, count):
                 if (done + number) % turns == own_turn:
                     last = number == count - 1
-                    yield MicroBatch(start, [], 0, 0.0, last=last, global_samples=size), spare
+                    filler = MicroBatch(start, [], 0, 0.0, last=last, global_samples=size, plan=self._plan)
+                    yield filler, spare
             done += count
 
     def _micro_batch(self, position: int, samples: list[Any], *, last: bool, size: int) -> MicroBatch:
         weight = self._plan.weight(len(samples), size)
-        return MicroBatch(position, [], len(samples), weight, last=last, global_samples=size)
+        return MicroBatch(position, [], len(samples), weight, last=last, global_samples=size, plan=self._plan)
 
 
 class _StreamReader:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 from torch.utils.data import DataLoader, Dataset
 
 from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.data.prefetch import Prefetcher
 from trainer_shim.data.sample_order import StreamOrder, micro_batches
 from trainer_shim.data.seeding import derive_seed, seed_generators
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from trainer_shim.batch import BatchPlan
     from trainer_shim.data.sample_order import MicroBatch, SampleOrder
@@ -22,9 +23,17 @@ if TYPE_CHECKING:
 class TrainLoader:
     """The iterable of the training loop: this rank's micro-batches, from the training's position on.
 
+    Args:
+        order: the order of the samples.
+        plan: the first split of a global batch over the ranks.
+        source: the source of the micro-batches.
+        iterate: makes the iterator of a loop over the loader.
+        first_batch: the global batch that the script has chosen.
+
     Attributes:
         order: the order of the samples.
-        plan: the split of a global batch over the ranks.
+        plan: the split of the present global batch over the ranks.
+        first_batch: the global batch that the script has chosen, in samples.
         is_stream: whether only the data tell where an epoch ends, so that the ranks have to agree on it.
     """
 
@@ -34,9 +43,11 @@ class TrainLoader:
         plan: BatchPlan,
         source: Source,
         iterate: Callable[[TrainLoader], Iterator[Any]],
+        first_batch: int,
     ) -> None:
         self.order = order
         self.plan = plan
+        self.first_batch = first_batch
         self.is_stream = isinstance(order, StreamOrder)
         self._source = source
         self._iterate = iterate
@@ -60,13 +71,33 @@ class TrainLoader:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in an epoch, the same at every world size; None for a stream without a length."""
+        """Optimizer steps in an epoch, the same at every world size; None for a stream without a length.
+
+        Where the batch adapts, these are steps at the first batch.
+        """
         samples = self.samples_per_epoch
-        return None if samples is None else -(-samples // self.plan.global_batch)
+        return None if samples is None else -(-samples // self.first_batch)
+
+    def is_pass_over(self, cursor: int) -> bool:
+        """Return whether a read of a data set from `cursor` on, at the newest plan, would yield nothing."""
+        return self._map_source.is_over(cursor)
+
+    def start_with(self, plan: BatchPlan) -> None:
+        """Use `plan` in reads of a data set that begin from now on."""
+        self.plan = self._map_source.plan = plan
+
+    def switch(self, plan: BatchPlan, latest: Callable[[int], int]) -> None:
+        """Use `plan` beyond what any rank has requested of a data set; see `PlanSwitch.switch`. Collective."""
+        self._map_source.switch(plan, latest)
+
+    @property
+    def _map_source(self) -> MapSource:
+        assert isinstance(self._source, MapSource)  # noqa: S101  the batches of streams do not adapt
+        return self._source
 
     def micro_batches(
         self, epoch: int, cursor: int, await_data: Callable[[Prefetcher[tuple[MicroBatch, Any]]], None]
-    ) -> Iterator[tuple[MicroBatch, Any]]:
+    ) -> Generator[tuple[MicroBatch, Any], None, None]:
         """Yield each micro-batch of an epoch with its data, from `cursor` on.
 
         The global generators of this process are seeded for each micro-batch by its position, so a restart draws the
@@ -113,14 +144,27 @@ class Source(Protocol):
 
 
 class MapSource:
-    """The micro-batches of a map-style data set; with `drop_last`, of full global batches only."""
+    """The micro-batches of a map-style data set; with `drop_last`, of full global batches only.
+
+    Attributes:
+        plan: the newest batch plan, which later reads begin with.
+    """
 
     def __init__(
-        self, dataset: Any, order: SampleOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
+        self,
+        dataset: Any,
+        order: SampleOrder,
+        plan: BatchPlan,
+        rank: int,
+        options: dict[str, Any],
+        *,
+        first_batch: int,
+        drop_last: bool,
     ) -> None:
-        self.size: int | None = plan.samples_in_full_batches(order.size) if drop_last else order.size
+        self.size: int | None = order.size // first_batch * first_batch if drop_last else order.size
+        self.plan = plan
+        self._switch = PlanSwitch(plan)
         self._order = order
-        self._plan = plan
         self._rank = rank
         self._drop_last = drop_last
         self._sampler = _Sampler()
@@ -133,13 +177,23 @@ class MapSource:
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
         order = self._order.epoch_indices(epoch)
-        if self._drop_last:
-            order = order[: cursor + self._plan.samples_in_full_batches(len(order) - cursor)]
+        self._switch = PlanSwitch(self.plan)
         # Two iterators, because the loader requests data long before it delivers them.
-        requested, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
+        requested, expected = itertools.tee(
+            micro_batches(order, cursor, self._switch, self._rank, drop_last=self._drop_last)
+        )
         self._sampler.batches = ((epoch, micro.indices) for micro in requested)
         # The loader is the first argument of `zip`, so it reaches its end, which releases the workers.
         return ((micro, batch) for batch, micro in zip(self.loader, expected))
+
+    def is_over(self, cursor: int) -> bool:
+        """Return whether a read from `cursor` would yield nothing."""
+        return self._order.size - cursor < (self.plan.global_batch if self._drop_last else 1)
+
+    def switch(self, plan: BatchPlan, latest: Callable[[int], int]) -> None:
+        """Change the plan of the present read, and of later ones; see `PlanSwitch.switch`."""
+        self._switch.switch(plan, latest)
+        self.plan = plan
 
 
 class _Sampler:

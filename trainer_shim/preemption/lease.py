@@ -14,8 +14,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+THETA_LENGTH = 7  # alpha and beta of the gradient, of one node, and of several nodes; gamma
 
 log = logging.getLogger("trainer_shim")
+
+
+class LeaseBatch(NamedTuple):
+    """The key `batch` of a lease: the daemon's word that the job's batch adapts, and its plan.
+
+    Attributes:
+        plan: the number of the plan; 0 where the daemon has none, so that the trainer's own plan holds.
+        per_gpu: the samples that a GPU processes at once, None without a plan.
+        accumulation: the passes of an optimizer step, None without a plan.
+        theta: the parameters of the iteration time on the job's GPUs, None while they are not known.
+        several_nodes: whether the job's GPUs are on more than one node.
+    """
+
+    plan: int
+    per_gpu: int | None
+    accumulation: int | None
+    theta: tuple[float, ...] | None
+    several_nodes: bool
 
 
 class Lease(NamedTuple):
@@ -25,12 +44,35 @@ class Lease(NamedTuple):
         run: the number of the job's present run, from 1.
         stop_run: the run that is asked to stop, None without a stop request.
         requested, deadline: unix seconds of the daemon's clock, None without a stop request.
+        content: the whole lease, of which the keys above are checked.
     """
 
     run: int
     stop_run: int | None
     requested: float | None
     deadline: float | None
+    content: dict[str, Any]
+
+    def batch(self, path: Path) -> LeaseBatch | None:
+        """Return the key `batch`, None where the job's batch is fixed.
+
+        Raises:
+            LeaseError: the key violates the protocol; the message names the file, which is `path`, and the key.
+        """
+        batch = self.content.get("batch")
+        if batch is None:
+            return None
+        if not isinstance(batch, dict):
+            raise LeaseError(f"{path}: key 'batch' must be null or an object")
+        plan = _read_count(path, batch, "plan", 0)
+        nodes = self.content.get("nodes")
+        return LeaseBatch(
+            plan=plan,
+            per_gpu=_read_count(path, batch, "per_gpu", 1) if plan else None,
+            accumulation=_read_count(path, batch, "accumulation", 1) if plan else None,
+            theta=_read_theta(path, batch.get("theta")),
+            several_nodes=isinstance(nodes, dict) and len(nodes) > 1,
+        )
 
 
 def read_lease(path: Path) -> Lease:
@@ -54,6 +96,7 @@ def read_lease(path: Path) -> Lease:
         stop_run=_read_run(path, stop) if stop else None,
         requested=_read_instant(path, stop, "requested") if stop else None,
         deadline=_read_instant(path, stop, "deadline") if stop else None,
+        content=content,
     )
 
 
@@ -62,6 +105,27 @@ def _read_run(path: Path, content: dict[str, Any]) -> int:
     if type(run) is not int or run < 1:
         raise LeaseError(f"{path}: key 'run' is {run!r}: it must be a whole number from 1 on")
     return run
+
+
+def _read_count(path: Path, batch: dict[str, Any], key: str, least: int) -> int:
+    count = batch.get(key)
+    if type(count) is not int or count < least:
+        raise LeaseError(f"{path}: key 'batch.{key}' is {count!r}: it must be a whole number from {least} on")
+    return count
+
+
+def _read_theta(path: Path, theta: Any) -> tuple[float, ...] | None:
+    if theta is None:
+        return None
+    numbers = theta if isinstance(theta, list) else []
+    # The bounds come before the conversion: an integer may lie beyond the range of a float.
+    fits = all(type(each) in (int, float) and 0 <= each < 1e300 for each in numbers)  # noqa: PLR2004
+    if not fits or len(numbers) != THETA_LENGTH or not 1 <= numbers[-1] <= 10:  # noqa: PLR2004  the range of gamma
+        raise LeaseError(
+            f"{path}: key 'batch.theta' is {theta!r}: it must be {THETA_LENGTH} numbers from 0 on, of which the last, "
+            "gamma, is from 1 to 10"
+        )
+    return tuple(map(float, numbers))
 
 
 def _read_instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
@@ -80,9 +144,13 @@ class LeaseWatch:
     Args:
         path: the lease.
         run: the number of this run, from 1.
+
+    Attributes:
+        batch: the key `batch` of the last readable lease, None where the job's batch is fixed.
     """
 
     def __init__(self, path: Path, run: int) -> None:
+        self.batch: LeaseBatch | None = None
         self._path = path
         self._run = run
         self._last_status: tuple[int, int, int] | None = None
@@ -91,7 +159,7 @@ class LeaseWatch:
         self._last_clear = time.monotonic()  # the last reading without a stop request
         self._requested = self._noticed = 0.0  # the stop request, and the reading that noticed it
         self._grace: float | None = None
-        self._warned = False
+        self._warned = self._batch_warned = False
 
     def stop_cause(self) -> str | None:
         """Return `superseded`, `mailbox`, or None for no stop; costs one stat when the file has not changed."""
@@ -99,7 +167,9 @@ class LeaseWatch:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
             if seen != self._last_status:
-                self._cause = self._stop_cause(read_lease(self._path))
+                lease = read_lease(self._path)
+                self._cause = self._stop_cause(lease)
+                self._read_batch(lease)
                 self._last_status = seen
             if self._cause is None:
                 self._last_clear = time.monotonic()
@@ -122,6 +192,15 @@ class LeaseWatch:
             return math.inf
         begin = self._requested if first_signal is None or first_signal > self._noticed else first_signal
         return self._grace - (time.monotonic() - begin)
+
+    def _read_batch(self, lease: Lease) -> None:
+        """Read the batch plan; the last one stays where the new one violates the protocol: stops must still arrive."""
+        try:
+            self.batch = lease.batch(self._path)
+        except LeaseError as error:
+            if not self._batch_warned:
+                log.warning("the lease's batch plan cannot be used, training continues with the last one: %s", error)
+            self._batch_warned = True
 
     def _stop_cause(self, lease: Lease) -> str | None:
         if lease.run > self._run:

@@ -52,4 +52,9 @@ def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: fl
         checkpoint_every=checkpoint_every,
         measures_data=False,
     )
+    if session.read_lease_batch() is not None:
+        log.warning(
+            "the job's tag has batch=adaptive, and the batch stays fixed, because a framework owns the training loop: "
+            "take batch=adaptive out of the tag, or use trainer_shim.init() and ctx.loader(..., max_batch=, lr_scale=)"
+        )
     return Companion(session=session, checkpoints=checkpoints, resumed=resumed)

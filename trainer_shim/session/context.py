@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
@@ -26,6 +27,7 @@ from trainer_shim.preemption.stop_requests import POLL_INTERVAL
 from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts, stop_buffer_broadcasts
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
+from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
@@ -43,10 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from trainer_shim.adaptive_batch.lr_scaling import RuleOrName
+    from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.process_groups.script_group import ScriptGroup
+    from trainer_shim.session.batch_adaptation import BatchConsent
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
 
@@ -76,6 +81,8 @@ class Context:
         self._progress = resumed.progress if resumed else Progress()
         self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
         self._loader: TrainLoader | None = None
+        self._consent: BatchConsent | None = None
+        self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
         self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
         self._evaluation_time = EvaluationTime()
@@ -111,6 +118,12 @@ class Context:
         return self._progress.step
 
     @property
+    def progress(self) -> float:
+        """Steps at M0 since the beginning of the job: more than `step_count` after steps at larger batches."""
+        adaptive = self._progress.adaptive
+        return float(self._progress.step) if adaptive is None else adaptive.progress
+
+    @property
     def is_profiling_run(self) -> bool:
         """Whether this is a profiling run: it times some steps from the beginning, and saves nothing."""
         return self._profiling_run is not None
@@ -143,33 +156,55 @@ class Context:
         seed: int = 0,
         shuffle: bool | None = None,
         max_per_gpu: int | None = None,
+        max_batch: int | None = None,
+        lr_scale: RuleOrName | None = None,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
 
         Args:
             dataset: map-style, or a stream (iterable-style); the same on every rank.
-            global_batch: samples in an optimizer step, over all ranks, at every world size.
+            global_batch: samples in an optimizer step, over all ranks, at every world size; M0 where the batch adapts.
             seed: the seed of the order, and of the generators of torch, `random` and NumPy, for each sample and
                 micro-batch.
             shuffle: whether each epoch has an order of its own, the default for a data set; a stream has its own order.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
+            max_batch: the largest global batch; with `lr_scale` the script's consent to a batch that adapts where the
+                job's tag has batch=adaptive.
+            lr_scale: the rule for the factor on the learning rates of a step at a larger batch: `adascale`, `linear`,
+                `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
         Raises:
-            BatchError: the global batch cannot be split over this world.
+            BatchError: the global batch cannot be split over this world, or `max_batch` is below it.
             CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
-            UsageError: there is a training loader already, an option has no meaning here, or the ranks' data differ.
+            UsageError: there is a training loader already, an option has no meaning here, the ranks' data differ, only
+                one of `max_batch` and `lr_scale` is given, there is no such rule, or the batches of a stream are to
+                adapt.
         """
         if self._loader is not None:
             raise UsageError(
                 "ctx.loader() is for the training data, once: evaluate with ctx.evaluate(...), and give two training "
                 "sets as one that returns samples of both"
             )
-        plan = plan_batch(global_batch, self.size, max_per_gpu)
+        self._consent = read_consent(global_batch, max_batch, max_per_gpu, lr_scale)
+        # more ranks than samples are possible where the batch adapts
+        least = min(self.size, self._consent.limits.max_batch) if self._consent else 0
+        plan = plan_batch(max(global_batch, least), self.size, max_per_gpu)
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
-        loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
+        loader = make_loader(
+            dataset,
+            self._iterate,
+            options,
+            seed=seed,
+            shuffle=shuffle,
+            plan=plan,
+            rank=self.rank,
+            first_batch=global_batch,
+        )
+        if self._consent is not None and loader.is_stream:
+            raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
         self._loader = loader
@@ -213,7 +248,7 @@ class Context:
             yield self._progress.epoch
             process_exit.raise_if_started()  # where the script caught the exit
             self._in_epoch = False
-            self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
+            self._end_epoch()
             self._evaluation_time.end_epoch()
         self._end()
 
@@ -274,10 +309,14 @@ class Context:
         """
         micro = self._accumulation.add_gradient(check=not self._checkpointing.saver.collective)
         if micro.last:
-            self._session.start_boundary_vote(self._supply)  # the votes are summed while the gradients are computed
+            self._start_boundary_vote()  # the votes are summed while the gradients are computed
+        if self._adaptation is not None:
+            self._adaptation.begin_backward(self._progress.step, micro)
         self._session.metrics.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+        if self._adaptation is not None:
+            self._adaptation.end_backward(scaler)
 
     def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
         """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
@@ -296,20 +335,26 @@ class Context:
         if not micro.last:
             return False
         self._accumulation.mark_stepped(micro)
-        self._session.start_boundary_vote(self._supply)  # for a script that calls no ctx.backward
+        self._start_boundary_vote()  # for a script that calls no ctx.backward
+        adaptation = self._adaptation
+        factor = 1.0 if adaptation is None else adaptation.finish_gradients(micro.global_samples)
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
-        for optimizer in optimizers:
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
-            optimizer.zero_grad()
+        with scaled_learning_rates(optimizers, factor):
+            for optimizer in optimizers:
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                optimizer.zero_grad()
         if scaler is not None:
             scaler.update()
+        if adaptation is not None:
+            adaptation.add_step(micro.global_samples)
         self._progress = self._progress._replace(
             cursor=self._progress.cursor + micro.global_samples,
             step=self._progress.step + 1,
             samples=self._progress.samples + micro.global_samples,
+            adaptive=adaptation.position if adaptation is not None else None,
         )
         self._session.vote_interval.count_step()
         self._session.metrics.add_step(micro.global_samples)
@@ -321,7 +366,7 @@ class Context:
         Raises:
             SystemExit: the ranks have voted to stop.
         """
-        self._session.start_boundary_vote(self._supply)  # not started by `step` where an evaluation has forced a vote
+        self._start_boundary_vote()  # not started by `step` where an evaluation has forced a vote
         watchdog, metrics = self._group.watchdog, self._session.metrics
         watchdog.first_step_done = metrics.steps > 0 or watchdog.first_step_done
         vote = self._session.finish_boundary_vote()
@@ -338,6 +383,12 @@ class Context:
             self._checkpointing.saver.settle(wait=False)
             if vote.save_due:
                 self._checkpointing.start(self._progress)
+        if vote.plan_due and self._adaptation is not None:
+            self._adaptation.agree_on_plan()
+
+    def _start_boundary_vote(self) -> None:
+        adaptation = self._adaptation
+        self._session.start_boundary_vote(self._supply, adaptation.wants_plan if adaptation is not None else None)
 
     def finish(self) -> None:
         """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
@@ -371,6 +422,18 @@ class Context:
         if self.rank == 0 and not self._accumulation.synchronized:
             warn_of_unwrapped_modules(self._accumulation.modules)
         self._begun = True
+        if not self.is_profiling_run:
+            self._adaptation = BatchAdaptation.of_lease(
+                self._session.read_lease_batch(),
+                group=self._group,
+                loader=self._loader,
+                consent=self._consent,
+                tracked=self._checkpointing.tracked,
+                start=self._progress,
+                total=total,
+            )
+        if self._adaptation is not None:
+            self._progress = self._progress._replace(adaptive=self._adaptation.position)
         self._session.report_start(step=self._progress.step, samples=self._progress.samples)
         file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
         for line in read_profiling_results(file):
@@ -379,44 +442,100 @@ class Context:
             "declare",
             total_steps=_times(total, self._loader.steps_per_epoch),
             total_samples=_times(total, self._loader.samples_per_epoch),
-            global_batch=self._loader.plan.global_batch,
+            global_batch=self._loader.first_batch,
+            **self._declared_limits(),
         )
+
+    def _declared_limits(self) -> dict[str, Any]:
+        """Return the further keys of a `declare` line of a script that consents to a batch that adapts."""
+        if self._consent is None:
+            return {}
+        limits = self._consent.limits
+        return {
+            "first_batch": limits.first_batch,
+            "max_batch": limits.max_batch,
+            "max_per_gpu": limits.max_per_gpu,
+            "min_per_gpu": 1,
+            "adaptive": self._adaptation is not None,
+            "lr_scale": self._consent.scaling.name,
+        }
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
         """Yield the micro-batches that are left of the epoch, and pass the boundary after each step. Collective."""
         process_exit.raise_if_started()
         if not self._in_epoch:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
-        metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
-        accumulation.start_loop()
-        self._supply.start_epoch(loader)
-        metrics.restart_timer()
-        requested_at = metrics.timer_started
-        for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
-            metrics.data_seconds += time.monotonic() - requested_at
-            watchdog.arm(f"step {self._progress.step + 1}")
-            try:
-                accumulation.start_micro_batch(micro)
-                yield batch
-            finally:  # also where the script leaves its loop here
-                accumulation.end_micro_batch(micro)
-                watchdog.disarm()
-            if micro.last:
-                accumulation.end_batch()
-                metrics.stop_timer()
-                self._pass_boundary()  # the training may stop here
-                if self._profiling_run is not None:
-                    self._end_profiling_step(self._profiling_run, loader)
-                self._evaluation_time.pass_boundary()
-                metrics.restart_timer()
-            requested_at = time.monotonic()
+        self._accumulation.start_loop()
+        adaptation = self._adaptation
+        if adaptation is None:
+            yield from self._iterate_pass(loader, self._progress.epoch)
+        else:
+            adaptation.observe_schedules()
+            while not adaptation.epoch_over:
+                if loader.is_pass_over(self._progress.cursor):
+                    adaptation.begin_pass()
+                    self._progress = self._progress._replace(cursor=0, adaptive=adaptation.position)
+                yield from self._iterate_pass(loader, adaptation.position.data_pass)
+        metrics = self._session.metrics
         self._supply.prefetcher = None
         metrics.synchronize()
         evaluation_is_long = self._evaluation_time.long_between_epochs
         # the ranks may have measured different durations: rank 0's counts
         if self._group.on_rank_zero(lambda: evaluation_is_long):
-            with watchdog.busy():
+            with self._group.watchdog.busy():
                 self._checkpointing.start(self._progress)
+
+    def _iterate_pass(self, loader: TrainLoader, data_pass: int) -> Iterator[Any]:
+        """Yield the micro-batches that are left of a pass over the data, and of the epoch. Collective."""
+        metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
+        self._supply.start_epoch(loader)
+        metrics.restart_timer()
+        requested_at = metrics.timer_started
+        pairs = loader.micro_batches(data_pass, self._progress.cursor, self._await_data)
+        with contextlib.closing(pairs):
+            for micro, batch in pairs:
+                if self._adaptation is not None and micro.plan != loader.plan:
+                    self._change_plan(self._adaptation, micro.plan)
+                metrics.data_seconds += time.monotonic() - requested_at
+                watchdog.arm(f"step {self._progress.step + 1}")
+                try:
+                    accumulation.start_micro_batch(micro)
+                    yield batch
+                finally:  # also where the script leaves its loop here
+                    accumulation.end_micro_batch(micro)
+                    watchdog.disarm()
+                if micro.last:
+                    accumulation.end_batch()
+                    if self._adaptation is not None:
+                        self._adaptation.follow_schedules()
+                    metrics.stop_timer()
+                    self._pass_boundary()  # the training may stop here
+                    if self._profiling_run is not None:
+                        self._end_profiling_step(self._profiling_run, loader)
+                    self._evaluation_time.pass_boundary()
+                    metrics.restart_timer()
+                    if self._adaptation is not None and self._adaptation.epoch_over:
+                        return
+                requested_at = time.monotonic()
+
+    def _change_plan(self, adaptation: BatchAdaptation, plan: BatchPlan) -> None:
+        """Report the steps of the last plan apart from those of the new one, which begin now. Collective."""
+        started = time.monotonic()
+        self._session.metrics.synchronize()
+        self._report_steps()
+        adaptation.use_plan(plan)
+        self._session.metrics.exclude(time.monotonic() - started)
+
+    def _end_epoch(self) -> None:
+        """Move the position to the beginning of the next epoch."""
+        epoch = self._progress.epoch + 1
+        if self._adaptation is None:
+            self._progress = self._progress._replace(epoch=epoch, cursor=0)
+            return
+        left_early = not self._adaptation.epoch_over
+        self._adaptation.end_epoch()
+        cursor = 0 if left_early else self._progress.cursor
+        self._progress = self._progress._replace(epoch=epoch, cursor=cursor, adaptive=self._adaptation.position)
 
     def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
         """Exit after the last step of a profiling run; all ranks count alike."""
@@ -496,7 +615,8 @@ class Context:
 
     def _report_steps(self) -> None:
         if self._loader is not None:
-            self._session.report_steps(self._progress.step, self._loader.plan)
+            values = self._adaptation.step_values() if self._adaptation is not None else None
+            self._session.report_steps(self._progress.step, self._loader.plan, values)
 
     def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
         """Save if there is a new position to save and time to save it, and exit. Collective.

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from trainer_shim.checkpointing.generation import generations_directory, highest_generation
 from trainer_shim.checkpointing.save_history import SaveHistory
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.data.even_split import EvenSplit
     from trainer_shim.environment.job import Job
+    from trainer_shim.preemption.lease import LeaseBatch
     from trainer_shim.preemption.stop_requests import StopRequests
     from trainer_shim.process_groups.rank_group import RankGroup
     from trainer_shim.session.data_supply import DataSupply
@@ -101,11 +102,15 @@ class TrainerSession:
         self._poll_stop_requests()
         return PendingVote(self.group.start_sum(vote.with_requests(self.stop_requests).pack()))
 
-    def start_boundary_vote(self, supply: DataSupply | None = None) -> None:
+    def start_boundary_vote(
+        self, supply: DataSupply | None = None, wants_plan: Callable[[LeaseBatch | None], bool] | None = None
+    ) -> None:
         """Start the vote of the next boundary, if that boundary has a vote that was not started yet.
 
         Args:
             supply: the training data that this rank has fetched; None where a framework fetches them.
+            wants_plan: returns whether the ranks have to agree on a batch plan, from that of the lease; asked on rank
+                0. None where the batch is fixed.
         """
         if self._boundary_vote is not None or not self.vote_interval.due:
             return
@@ -119,6 +124,7 @@ class TrainerSession:
                 report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
                 save_due=self.save_history.due(self._checkpoint_every),
                 proposed_interval=proposal,
+                plan_due=wants_plan is not None and wants_plan(self._lease.batch if self._lease else None),
             )
         self._boundary_vote = self.start_vote(vote)
 
@@ -139,6 +145,13 @@ class TrainerSession:
         if self._boundary_vote is not None:
             self._boundary_vote.result()
             self._boundary_vote = None
+
+    def read_lease_batch(self) -> LeaseBatch | None:
+        """Return the lease's batch plan, None where the job's batch is fixed, and on all ranks but rank 0."""
+        if self._lease is None or self.group.rank != 0:
+            return None
+        self._lease.stop_cause()  # reads the lease; the next poll requests the stop
+        return self._lease.batch
 
     # Stop requests and the fence
 
@@ -200,8 +213,16 @@ class TrainerSession:
             init_seconds=process_age(),
         )
 
-    def report_steps(self, step: int, plan: BatchPlan | EvenSplit) -> None:
-        """Write the `steps` line of the steps since the last one, if there were any. Collective."""
+    def report_steps(
+        self, step: int, plan: BatchPlan | EvenSplit, adaptive_values: dict[str, Any] | None = None
+    ) -> None:
+        """Write the `steps` line of the steps since the last one, if there were any. Collective.
+
+        Args:
+            step: the optimizer steps so far.
+            plan: the split of the global batch.
+            adaptive_values: further values of a training whose batch adapts, None for a fixed batch.
+        """
         line = self.metrics.summarize()
         if line is None:
             return
@@ -214,6 +235,7 @@ class TrainerSession:
             global_batch=plan.global_batch,
             per_gpu_batch=plan.per_gpu_batch,
             accumulation=plan.accumulation,
+            **(adaptive_values or {}),
         )
 
     # The end

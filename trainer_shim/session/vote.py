@@ -31,6 +31,7 @@ class Vote(NamedTuple):
         deadline_near: flag of rank 0, a checkpoint takes longer than the time to the stop's deadline.
         evaluation_unfinished: flag, the rank has further batches of the evaluation.
         evaluation_left: flag, the rank has left its evaluation loop early.
+        plan_due: flag of rank 0, the ranks are to agree on a batch plan.
     """
 
     superseded: int = 0
@@ -49,6 +50,7 @@ class Vote(NamedTuple):
     deadline_near: int = 0
     evaluation_unfinished: int = 0
     evaluation_left: int = 0
+    plan_due: int = 0
 
     @property
     def stop_cause(self) -> str | None:

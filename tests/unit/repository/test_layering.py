@@ -44,11 +44,21 @@ SHIM_FOLDERS = {
     "preemption": set(),
     "environment": set(),
     "data": {"batch", "preemption"},
+    "adaptive_batch": {"batch", "data", "preemption"},
     "process_groups": {"environment"},
     "reporting": {"environment", "process_groups"},
-    "checkpointing": {"environment", "process_groups", "reporting"},
+    "checkpointing": {"adaptive_batch", "environment", "process_groups", "reporting"},
     "session": {
-        *("batch", "checkpointing", "data", "environment", "preemption", "process_groups", "reporting"),
+        *(
+            "adaptive_batch",
+            "batch",
+            "checkpointing",
+            "data",
+            "environment",
+            "preemption",
+            "process_groups",
+            "reporting",
+        ),
     },
     "rehearse": {"checkpointing", "session"},
 }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import torch
 
+from trainer_shim.adaptive_batch.adaptive_progress import AdaptiveProgress
 from trainer_shim.checkpointing.atomic_files import (
     FileChecksum,
     atomic_file,
@@ -55,6 +56,7 @@ class Progress(NamedTuple):
         step: optimizer steps since the beginning of the job.
         samples: samples since the beginning of the job.
         finished: whether the script has ended the training before its last epoch.
+        adaptive: the rest of the position of a training whose batch adapts, None where the batch is fixed.
     """
 
     epoch: int = 0
@@ -62,6 +64,23 @@ class Progress(NamedTuple):
     step: int = 0
     samples: int = 0
     finished: bool = False
+    adaptive: AdaptiveProgress | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as manifests hold it; that of a fixed batch is as in earlier versions."""
+        found = self._asdict()
+        del found["adaptive"]
+        return found if self.adaptive is None else {**found, "adaptive": self.adaptive._asdict()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Progress:
+        """Return the position that `to_json` has described.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+        """
+        adaptive = content.get("adaptive")
+        return cls(**{**content, "adaptive": None if adaptive is None else AdaptiveProgress(**adaptive)})
 
 
 class States(NamedTuple):
@@ -181,7 +200,7 @@ class ScriptCheckpoints:
             OSError: the checkpoint cannot be written; the older checkpoints are unchanged.
         """
         position = {
-            "progress": progress._asdict(),
+            "progress": progress.to_json(),
             "order": order,
             "sharded": sorted(states.sharded),
         }
@@ -367,7 +386,7 @@ def _read_manifest(manifest: Path) -> ScriptCheckpoint:
             generation=int(manifest.name.split("-")[1]),
             files={data.name: _checksum_from_json(content), **parts},
             sharded=list(content.get("sharded", [])),
-            progress=Progress(**content["progress"]),
+            progress=Progress.from_json(content["progress"]),
             order=content["order"],
         )
     except (TypeError, KeyError, AttributeError) as error:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.loader_factory import make_loader
 from trainer_shim.data.loader_workers import workers_ignoring_signals
+from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.data.sample_order import SampleOrder, micro_batches
 from trainer_shim.errors import BatchError, UsageError
 
@@ -42,7 +43,7 @@ def test_shares(world, samples, limit):
 def test_as_many_micro_batches_on_every_rank(world, batch, limit, samples):
     """All ranks go through as many micro-batches of each global batch, no more than the largest share needs."""
     plan = plan_batch(batch, world, limit)
-    found = [list(micro_batches(torch.arange(samples), 0, plan, rank)) for rank in range(world)]
+    found = [list(micro_batches(torch.arange(samples), 0, PlanSwitch(plan), rank)) for rank in range(world)]
     assert len({tuple((micro.last, micro.global_samples) for micro in micros) for micros in found}) == 1
     assert all(micro.samples for micro in found[0])
     assert all(len(micro.indices) == max(micro.samples, 1) for micros in found for micro in micros)
@@ -57,7 +58,7 @@ def test_weights(world, batch, limit, samples):
     sums = [0.0] * steps
     for rank in range(world):
         step = 0
-        for micro in micro_batches(order, 0, plan, rank):
+        for micro in micro_batches(order, 0, PlanSwitch(plan), rank):
             sums[step] += values[micro.indices].mean().item() * micro.weight / world
             step += micro.last
         assert step == steps
@@ -74,7 +75,7 @@ def test_every_sample_once(runs, samples):
         taken = 0
         for rank in range(world):
             done = advanced = 0
-            for micro in micro_batches(order, cursor, plan, rank):
+            for micro in micro_batches(order, cursor, PlanSwitch(plan), rank):
                 if done == steps:
                     break
                 seen += micro.indices[: micro.samples]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainer_shim.errors import LeaseError, UsageError
-from trainer_shim.preemption.lease import LeaseWatch, read_lease
+from trainer_shim.preemption.lease import LeaseBatch, LeaseWatch, read_lease
 from trainer_shim.preemption.stop_requests import CAUSES, StopRequests, exit_code, handle_stop_signals
 
 
@@ -95,6 +95,51 @@ def test_malformed_lease(write, content):
     path = write(content)
     with pytest.raises(LeaseError, match=str(path)):
         read_lease(path)
+
+
+def test_the_batch_of_a_lease(write):
+    """A batch plan is read with the lease; without one the batch is fixed."""
+    watch = LeaseWatch(write({"format": 1, "run": 1, "stop": None}), run=1)
+    assert watch.stop_cause() is None
+    assert watch.batch is None
+    plan = {"plan": 3, "per_gpu": 32, "accumulation": 2, "theta": [1, 2, 3, 4, 5, 6, 7.5]}
+    write({"format": 1, "run": 1, "stop": None, "batch": plan, "nodes": {"n1": 2, "n2": 2}})
+    assert watch.stop_cause() is None
+    assert watch.batch == LeaseBatch(3, 32, 2, (1, 2, 3, 4, 5, 6, 7.5), several_nodes=True)
+    write({"format": 1, "run": 1, "batch": {"plan": 0, "per_gpu": None}, "nodes": {"n1": 2}})
+    assert watch.stop_cause() is None
+    assert watch.batch == LeaseBatch(0, None, None, None, several_nodes=False)
+
+
+@pytest.mark.parametrize(
+    ("batch", "key"),
+    [
+        (3, "batch"),
+        ([], "batch"),
+        ({}, "batch.plan"),
+        ({"plan": -1}, "batch.plan"),
+        ({"plan": True}, "batch.plan"),
+        ({"plan": 1, "per_gpu": 0, "accumulation": 1}, "batch.per_gpu"),
+        ({"plan": 1, "per_gpu": 4, "accumulation": 1.5}, "batch.accumulation"),
+        ({"plan": 0, "theta": [1, 2, 3]}, "batch.theta"),
+        ({"plan": 0, "theta": {}}, "batch.theta"),
+        ({"plan": 0, "theta": [0, 0, 0, 0, 0, -1, 2]}, "batch.theta"),
+        ({"plan": 0, "theta": [0, 0, 0, 0, 0, 10**400, 2]}, "batch.theta"),
+        ({"plan": 0, "theta": [0, 0, 0, 0, 0, float("nan"), 2]}, "batch.theta"),
+        ({"plan": 0, "theta": [0, 0, 0, 0, 0, 0, 0.5]}, "batch.theta"),
+        ({"plan": 0, "theta": [0, 0, 0, 0, 0, 0, 11]}, "batch.theta"),
+    ],
+)
+def test_a_malformed_batch_in_a_lease(write, caplog, batch, key):
+    """One warning names the file and the key; the last plan stays, and the rest of the lease counts."""
+    watch = LeaseWatch(write({"format": 1, "run": 1, "batch": {"plan": 0}}), run=1)
+    assert watch.stop_cause() is None
+    for stop in (None, {"run": 1}):
+        path = write({"format": 1, "run": 1, "stop": stop, "batch": batch})
+        assert watch.stop_cause() == (stop and "mailbox")
+    assert watch.batch == LeaseBatch(0, None, None, None, several_nodes=False)
+    assert len(caplog.records) == 1
+    assert f"{path}: key '{key}'" in caplog.text
 
 
 def test_requests():

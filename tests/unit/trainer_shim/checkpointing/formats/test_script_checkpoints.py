@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer_shim.adaptive_batch.adaptive_progress import AdaptiveProgress
 from trainer_shim.checkpointing import atomic_files
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats import script_checkpoints
@@ -47,6 +48,17 @@ def fails():
 
 def names(store, pattern="*"):
     return sorted(path.name for path in store.directory.glob(pattern))
+
+
+def test_the_position_of_an_adaptive_training(store):
+    """The position comes back exactly; that of a fixed batch is written as by earlier versions."""
+    adaptive = AdaptiveProgress(7.1, 21.0, 2, 64, 0.1, 1e-300, 0.3)
+    progress = Progress(epoch=1, cursor=20, step=4, samples=80, adaptive=adaptive)
+    store.save(States({}), 1, progress, ORDER, lambda: None)
+    assert store.latest().progress == progress
+    fixed = Progress(epoch=1, cursor=20, step=4, samples=80)
+    assert fixed.to_json() == {"epoch": 1, "cursor": 20, "step": 4, "samples": 80, "finished": False}
+    assert Progress.from_json(fixed.to_json()) == fixed
 
 
 def test_round_trip(store):

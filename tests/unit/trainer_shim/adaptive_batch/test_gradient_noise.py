@@ -1,0 +1,238 @@
+"""Estimates of the gradient noise, compared with their closed forms on a quadratic loss of known covariance.
+
+The loss of a sample x is |w - x|^2 / 2, so its gradient is w - x: the mean gradient is w, and the covariance of the
+gradients of single samples that of x, which is diagonal here.
+"""
+
+import math
+
+import pytest
+import torch
+
+from trainer_shim.adaptive_batch.gradient_noise import GradientNoise, LocalSums, unmeasurable
+from trainer_shim.batch import plan_batch
+from trainer_shim.data.plan_switch import PlanSwitch
+from trainer_shim.data.sample_order import micro_batches
+
+SIZE = 3000  # elements of the gradient: many make the estimates of few steps precise
+REPEATS = 40
+SIGNAL = torch.linspace(0.5, 1.5, SIZE, dtype=torch.float64)
+DEVIATION = torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.1, amsgrad=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1),
+    "centered": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, centered=True),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small tensors, for which threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def divisor(name, optimizer, parameter):
+    """The divisor of the optimizer's step, from its state, written down anew."""
+    state = optimizer.state[parameter]
+    if name == "sgd":
+        return torch.ones(SIZE, dtype=torch.float64)
+    if name in {"adam", "adamw", "amsgrad"}:
+        square = state["max_exp_avg_sq" if name == "amsgrad" else "exp_avg_sq"]
+        return (square / (1 - 0.999 ** state["step"].item())).sqrt() + 1e-8
+    if name == "adagrad":
+        return state["sum"].sqrt() + 1e-10
+    mean = state["grad_avg"] if name == "centered" else 0.0
+    return (state["square_avg"] - mean**2).sqrt() + 1e-8
+
+
+class Rank:
+    """One rank's weight, optimizer and measurement; the weight stays where the signal is known."""
+
+    def __init__(self, make, *, alone, every=1):
+        self.weight = torch.nn.Parameter(SIGNAL.clone())
+        self.optimizer = make([self.weight])
+        for scale in (1.0, -0.4):  # a state, as after some steps
+            self.weight.grad = scale * torch.linspace(2.0, 5.0, SIZE, dtype=torch.float64)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            self.weight.copy_(SIGNAL)
+        self.noise = GradientNoise([self.optimizer], alone=alone, every=every)
+
+
+def train_step(ranks, plan, step, generator, *, loss_scale=1.0, scaler=None):
+    """The sums over all ranks that one step gives, whose gradients are summed over the ranks as DDP does."""
+    samples = torch.randn(plan.global_batch, SIZE, dtype=torch.float64, generator=generator) * DEVIATION
+    for number, rank in enumerate(ranks):
+        for micro in micro_batches(torch.arange(plan.global_batch), 0, PlanSwitch(plan), number):
+            rank.noise.begin_pass(step, micro)
+            loss = (rank.weight - samples[micro.indices]).square().sum(dim=1).mean() / 2 * micro.weight * loss_scale
+            (loss if scaler is None else loss * scaler).backward()
+            if not micro.last:
+                rank.noise.end_pass(scaler)
+    mean = sum(rank.weight.grad for rank in ranks) / len(ranks)
+    found = []
+    for rank in ranks:
+        rank.weight.grad.copy_(mean)
+        rank.noise.end_pass(scaler)
+        found.append(rank.noise.finish_step(len(ranks)))
+        rank.weight.grad = None
+    return None if found[0] is None else LocalSums(*map(sum, zip(*found, strict=True)))
+
+
+def estimates(make, size, batch, max_per_gpu=None, repeats=REPEATS, **options):
+    """The measurements of many steps as a tensor with the columns |Pg|^2 and tr(P Sigma P^T), and the first rank."""
+    plan = plan_batch(batch, size, max_per_gpu)
+    ranks = [Rank(make, alone=size == 1) for _ in range(size)]
+    generator = torch.Generator().manual_seed(11)
+    found = [train_step(ranks, plan, step, generator, **options) for step in range(repeats)]
+    return torch.tensor([each.measurement(batch) for each in found if not each.invalid]), ranks[0]
+
+
+def assert_expected(found, square, variance):
+    """The means of the estimates are within four standard errors of the closed forms, which are within 8 %."""
+    expected = torch.tensor([square, variance], dtype=torch.float64)
+    error = found.std(dim=0) / math.sqrt(len(found))
+    assert (error / expected < 0.02).all()  # the test could see an error of 8 %
+    assert ((found.mean(dim=0) - expected).abs() < 4 * error).all(), (found.mean(dim=0), expected, error)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("size", "max_per_gpu"), [(4, None), (1, 4), (1, None)], ids=["ranks", "passes", "differences"]
+)
+def test_closed_form(name, size, max_per_gpu):
+    """Each estimator finds the preconditioned signal and variance of each optimizer, within the standard error."""
+    found, rank = estimates(OPTIMIZERS[name], size, 16, max_per_gpu)
+    scale = divisor(name, rank.optimizer, rank.weight)
+    assert_expected(found, (SIGNAL / scale).square().sum().item(), (DEVIATION / scale).square().sum().item())
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "max_per_gpu"),
+    [(8, 8, None), (2, 8, 2), (1, 8, 1), (4, 8, 1), (3, 8, None), (3, 11, 3), (2, 7, 2), (3, 4, 1)],
+)
+def test_every_split_has_the_same_expectation(size, batch, max_per_gpu):
+    """One gradient of each sample on eight ranks, on two in four passes, on one in eight; and uneven micro-batches."""
+    found, _ = estimates(OPTIMIZERS["sgd"], size, batch, max_per_gpu)
+    assert_expected(found, SIGNAL.square().sum().item(), DEVIATION.square().sum().item())
+
+
+def test_a_step_of_another_size():
+    """The differenced estimator compares steps of different sizes, such as the last one of an epoch."""
+    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for step in range(2 * REPEATS):
+        batch = (16, 5)[step % 2]
+        sums = train_step([rank], plan_batch(batch, 1), step, generator)
+        if not sums.invalid:
+            found.append(sums.measurement(batch))
+    assert_expected(torch.tensor(found), SIGNAL.square().sum().item(), DEVIATION.square().sum().item())
+
+
+@pytest.mark.parametrize(("size", "max_per_gpu"), [(3, 2), (1, None)])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_gradient_scaler_changes_nothing(name, size, max_per_gpu):
+    """The estimates with a GradScaler are those without one."""
+    plain, _ = estimates(OPTIMIZERS[name], size, 16, max_per_gpu, repeats=5)
+    scaled, _ = estimates(OPTIMIZERS[name], size, 16, max_per_gpu, repeats=5, scaler=torch.tensor(1024.0))
+    torch.testing.assert_close(scaled, plain)
+
+
+@pytest.mark.parametrize(("size", "max_per_gpu"), [(2, 4), (1, None)])
+def test_the_scale_of_the_loss_leaves_the_noise_scale(size, max_per_gpu):
+    """A loss that is 100 times as large has the same noise scale, although the signal is 10,000 times as large."""
+    plain, _ = estimates(OPTIMIZERS["sgd"], size, 16, max_per_gpu, repeats=20)
+    larger, _ = estimates(OPTIMIZERS["sgd"], size, 16, max_per_gpu, repeats=20, loss_scale=100.0)
+    torch.testing.assert_close(larger, plain * 1e4)
+
+
+def test_an_overflow_is_no_measurement():
+    """A step whose gradients are not finite has no measurement, and the next one is measured again."""
+    ranks = [Rank(OPTIMIZERS["sgd"], alone=False) for _ in range(2)]
+    generator = torch.Generator().manual_seed(3)
+    overflown = train_step(ranks, plan_batch(8, 2), 0, generator, scaler=torch.tensor(math.inf))
+    assert overflown.measurement(8) is None
+    assert train_step(ranks, plan_batch(8, 2), 1, generator).measurement(8) is not None
+
+
+def test_some_steps_are_measured():
+    """Of four steps one is measured; a copy of the gradients exists from the step before it on, and not longer."""
+    rank = Rank(OPTIMIZERS["sgd"], alone=True, every=4)
+    generator = torch.Generator().manual_seed(3)
+    measured, copies = [], []
+    for step in range(8):
+        measured.append(train_step([rank], plan_batch(4, 1), step, generator) is not None)
+        copies.append(rank.noise._earlier is not None)
+    assert measured == [False, False, False, True] * 2
+    assert copies == [False, False, True, False] * 2
+
+
+def test_no_copy_with_several_micro_batches():
+    """Where a step has several gradients, none is copied."""
+    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    generator = torch.Generator().manual_seed(3)
+    for step in range(3):
+        train_step([rank], plan_batch(4, 1, 2), step, generator)
+        assert rank.noise._earlier is None
+
+
+def test_groups_with_different_learning_rates():
+    """The noise is that of a whole step: a group with a tenth of the learning rate has a tenth of the weight."""
+
+    def make(_):
+        return torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 0.1}])
+
+    first, second = (torch.nn.Parameter(torch.full((4,), value, dtype=torch.float64)) for value in (1.0, 2.0))
+    noise = GradientNoise([make(None)], alone=True, every=1)
+    for step in range(2):
+        (micro,) = micro_batches(torch.arange(3), 0, PlanSwitch(plan_batch(3, 1)), 0)
+        noise.begin_pass(step, micro)
+        ((first**2).sum() / 2 + (second**2).sum() / 2).backward()
+        noise.end_pass(None)
+        found = noise.finish_step(1)
+        first.grad = second.grad = None
+    assert found.measurement(3) == pytest.approx((4 * 1.0 + 0.01 * 4 * 4.0, 0.0))
+
+
+def test_two_backward_passes_of_one_parameter():
+    """A parameter with two gradients of one micro-batch (a shared network of a GAN) is no measurement."""
+    rank = Rank(OPTIMIZERS["sgd"], alone=False)
+    plan = plan_batch(4, 2)
+    for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan), 0):
+        for _ in range(2):
+            rank.noise.begin_pass(0, micro)
+            rank.weight.sum().backward()
+            rank.noise.end_pass(None)
+    assert rank.noise.finish_step(2).invalid
+
+
+def test_adaptive_optimizers_before_their_first_step():
+    """Without the optimizer's averages there is no preconditioner, and no measurement."""
+    weight = torch.nn.Parameter(SIGNAL.clone())
+    noise = GradientNoise([torch.optim.Adam([weight])], alone=False, every=1)
+    for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 2)), 0):
+        noise.begin_pass(0, micro)
+        weight.sum().backward()
+        noise.end_pass(None)
+    assert noise.finish_step(2).invalid
+
+
+def test_what_cannot_be_measured_is_named():
+    """Each reason names its fix."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    known = {"ranks": 2, "exchanged": True, "sharded": False}
+    assert unmeasurable([torch.optim.SGD([weight], lr=1)], **known) is None
+    assert "FSDP" in unmeasurable([torch.optim.SGD([weight], lr=1)], **known | {"sharded": True})
+    assert "ctx.wrap" in unmeasurable([torch.optim.SGD([weight], lr=1)], **known | {"exchanged": False})
+    assert "ctx.track" in unmeasurable([], **known)
+    assert "Adadelta is not known: use one of Adagrad, Adam" in unmeasurable([torch.optim.Adadelta([weight])], **known)

@@ -1,0 +1,304 @@
+"""The gradient noise of a training: measured in some of its steps, from the gradients that the steps compute anyway.
+
+A measurement has two numbers, whose expectations are exact: |Pg|^2 of the true gradient g, and tr(P Sigma P^T), where
+Sigma is the covariance of the gradients of single samples and P the optimizer's preconditioner. The gradients of
+K > 1 micro-batches, over all ranks and passes, are compared with their mean; n_i of B samples are in micro-batch i:
+
+    tr(P Sigma P^T) = B / (K - 1) * (sum(n_i / B * |P g_i|^2) - |P G|^2),    |Pg|^2 = |P G|^2 - tr(P Sigma P^T) / B
+
+The weights n_i / B make that right for micro-batches of different sizes. With one micro-batch alone, the gradients of
+two steps in a row are compared (a differenced estimator): |P (G - G')|^2 / (1/n + 1/n') and the product of PG and PG'.
+
+Source: McCandlish et al., "An empirical model of large-batch training", 2018, appendix A.1; Qiao et al., "Pollux",
+OSDI 2021, section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+import torch
+
+from trainer_shim.adaptive_batch.preconditioner import Preconditioner, known_optimizers, unknown_optimizers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from trainer_shim.data.sample_order import MicroBatch
+
+MEASURE_EVERY = 8  # steps between two measurements; the cost of one is up to some percent of a step
+
+
+class NoiseMeasurement(NamedTuple):
+    """One measurement of the gradient noise; its parts may be negative by chance.
+
+    Attributes:
+        grad_square: |Pg|^2.
+        grad_variance: tr(P Sigma P^T) of one sample.
+    """
+
+    grad_square: float
+    grad_variance: float
+
+
+class LocalSums(NamedTuple):
+    """One rank's part of a measurement, whose fields are summed over the ranks.
+
+    Attributes:
+        weighted_squares: the sum of n_i / B * |P g_i|^2 over this rank's micro-batches.
+        micro_batches: the number of this rank's micro-batches that have samples.
+        mean_square: |P G|^2 of the mean gradient, divided by the number of ranks; 0 where one gradient is compared.
+        product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2; only of a rank
+            that is alone.
+        difference_weight: 1/n + 1/n' of these two steps.
+        invalid: 1 where the rank has nothing to compare, or could not measure; else 0.
+    """
+
+    weighted_squares: float = 0.0
+    micro_batches: float = 0.0
+    mean_square: float = 0.0
+    product: float = 0.0
+    difference_square: float = 0.0
+    difference_weight: float = 0.0
+    invalid: float = 0.0
+
+    def measurement(self, samples: int) -> NoiseMeasurement | None:
+        """Return what the sums over all ranks give for a step of `samples` samples, None without a measurement."""
+        if self.invalid or not all(map(math.isfinite, self)):
+            return None
+        if self.micro_batches > 1:
+            spread = self.weighted_squares - self.mean_square
+            variance = spread * samples / (self.micro_batches - 1)
+            return NoiseMeasurement(self.mean_square - variance / samples, variance)
+        if self.difference_weight:
+            return NoiseMeasurement(self.product, self.difference_square / self.difference_weight)
+        return None
+
+
+class _EarlierGradients(NamedTuple):
+    """A copy of the unscaled gradients of an earlier step, by parameter, with the step's number and samples."""
+
+    step: int
+    samples: int
+    gradients: list[torch.Tensor | None]
+
+
+class GradientNoise:
+    """Measures the gradient noise on one rank, by hooks on the parameters, before gradients are summed or clipped.
+
+    A training of one micro-batch a step holds one copy of its gradients from the step before a measured one on. No
+    other training copies gradients.
+
+    Args:
+        optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
+        alone: whether this rank is the only one.
+        every: the steps between two measurements.
+
+    Attributes:
+        device: the device of the parameters.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], *, alone: bool, every: int = MEASURE_EVERY) -> None:
+        self._alone = alone
+        self._every = every
+        self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+        trained = [
+            (parameter, number, Preconditioner(optimizer, group, parameter))
+            for number, (optimizer, group) in enumerate(self._groups)
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        self._parameters: list[torch.nn.Parameter] = [parameter for parameter, _, _ in trained]
+        self._group_numbers = [number for _, number, _ in trained]
+        self._preconditioners = [preconditioner for _, _, preconditioner in trained]
+        self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._dtype = torch.float64 if torch.float64 in {each.dtype for each in self._parameters} else torch.float32
+        self._earlier: _EarlierGradients | None = None
+        # The measurement of the present step.
+        self._step = -1
+        self._measured = False
+        self._micro: MicroBatch | None = None
+        self._micro_batches = 0
+        self._seen: set[int] = set()  # the parameters that have a gradient of this micro-batch, by number
+        self._collects = False  # whether the gradients of the present pass are measured
+        self._norms: list[torch.Tensor] = []
+        self._rates: list[float] = []  # the learning rates of the groups, relative to the highest
+        self._invalid = False
+        self._weighted_squares: torch.Tensor | None = None
+        self._mean_square: torch.Tensor | None = None
+        self._product: torch.Tensor | None = None
+        self._difference_square: torch.Tensor | None = None
+        self._difference_weight = 0.0
+        self._handles = [parameter.register_hook(self._hook(n)) for n, parameter in enumerate(self._parameters)]  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Remove the hooks; nothing is measured any more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def begin_pass(self, step: int, micro: MicroBatch) -> None:
+        """Begin a backward pass of a micro-batch, in the step with the number `step`, from 0."""
+        if step != self._step:
+            self._begin_step(step)
+        if micro is not self._micro:  # else a further backward pass, of other parameters
+            self._micro = micro
+            self._seen.clear()
+            self._micro_batches += micro.samples > 0
+        # the only gradient of a step is measured when it is whole
+        single = self._alone and micro.last and self._micro_batches <= 1
+        self._collects = self._measured and not single and micro.samples > 0
+
+    def end_pass(self, scale: torch.Tensor | None) -> None:
+        """End a backward pass; after the last one of a step its gradients are whole, and neither unscaled nor clipped.
+
+        Args:
+            scale: the factor of a GradScaler on the loss, None without a scaler.
+        """
+        micro = self._micro
+        if micro is None:
+            return
+        if self._norms:
+            own = _sum_of_squares(self._norms, scale) * (micro.samples / micro.global_samples / micro.weight**2)
+            self._weighted_squares = own if self._weighted_squares is None else self._weighted_squares + own
+            self._norms.clear()
+        self._collects = False
+        if not micro.last:
+            return
+        single = self._alone and self._micro_batches == 1
+        if self._measured and not self._invalid:
+            if single:
+                self._compare(micro.global_samples, scale)
+            else:
+                self._measure_mean(scale)
+        if single:
+            self._copy_gradients(micro.global_samples, scale)
+
+    def finish_step(self, ranks: int) -> LocalSums | None:
+        """Return this rank's part of the measurement of the step; waits for the device where there is one.
+
+        Returns None on all ranks for a step that is not measured. `ranks` is the number of ranks.
+        """
+        if self._earlier is not None and self._earlier.step != self._step:
+            self._earlier = None  # compared by now
+        if not self._measured:
+            return None
+        parts = [self._weighted_squares, self._mean_square, self._product, self._difference_square]
+        known = [part for part in parts if part is not None]
+        if self._invalid or not known:
+            return LocalSums(invalid=1.0)
+        zero = torch.zeros_like(known[0])
+        squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()
+        return LocalSums(squares, self._micro_batches, mean / ranks, product, difference, self._difference_weight)
+
+    def _begin_step(self, step: int) -> None:
+        self._step = step
+        self._measured = self._measures(step)
+        self._micro = None
+        self._micro_batches = 0
+        self._invalid = False
+        self._weighted_squares = self._mean_square = self._product = self._difference_square = None
+        self._difference_weight = 0.0
+        if self._measured:
+            rates = [float(group["lr"]) for _, group in self._groups]
+            highest = max(rates)
+            self._rates = [rate / highest if highest > 0 else 1.0 for rate in rates]
+
+    def _measures(self, step: int) -> bool:
+        return step % self._every == self._every - 1
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def collect(gradient: torch.Tensor) -> None:
+            if not self._collects:
+                return
+            if number in self._seen:  # a second backward pass: the gradients of the micro-batch are a sum of both
+                self._invalid = True
+            self._seen.add(number)
+            self._norms += self._norms_of(number, gradient)
+
+        return collect
+
+    def _preconditioned(self, number: int, *gradients: torch.Tensor) -> list[torch.Tensor]:
+        """Return P times each gradient of a parameter, without the weight of its group; empty where P is not known."""
+        preconditioner = self._preconditioners[number]
+        if not preconditioner.ready or any(each.layout is not torch.strided for each in gradients):
+            self._invalid = True
+            return []
+        return preconditioner.apply(*gradients)
+
+    def _norms_of(self, number: int, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Return the norm of P times the gradient of a parameter; empty where P is not known."""
+        rate = self._rates[self._group_numbers[number]]
+        found = self._preconditioned(number, gradient.detach())
+        return [torch.linalg.vector_norm(each, dtype=self._dtype) * rate for each in found]
+
+    def _measure_mean(self, scale: torch.Tensor | None) -> None:
+        gradients = [(number, each.grad) for number, each in enumerate(self._parameters) if each.grad is not None]
+        norms = [norm for number, gradient in gradients for norm in self._norms_of(number, gradient)]
+        if norms:
+            self._mean_square = _sum_of_squares(norms, scale)
+
+    def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
+        """Copy the gradients of this step, if the next one is measured."""
+        if self._measures(self._step + 1):
+            copies = [None if each.grad is None else _unscaled(each.grad.detach(), scale) for each in self._parameters]
+            self._earlier = _EarlierGradients(self._step, samples, copies)
+
+    def _compare(self, samples: int, scale: torch.Tensor | None) -> None:
+        """Compare the gradients of this step with those of the last one."""
+        earlier = self._earlier
+        if earlier is None or earlier.step != self._step - 1:
+            self._invalid = True
+            return
+        products, norms = [], []
+        for number, (parameter, before) in enumerate(zip(self._parameters, earlier.gradients)):
+            if parameter.grad is None or before is None:
+                continue
+            gradient = parameter.grad if scale is None else parameter.grad / scale
+            found = self._preconditioned(number, gradient, before)
+            if not found:
+                return
+            rate = self._rates[self._group_numbers[number]]
+            products.append((found[0] * found[1]).sum(dtype=self._dtype) * rate**2)
+            norms.append(torch.linalg.vector_norm(found[0] - found[1], dtype=self._dtype) * rate)
+        if products:
+            self._product = torch.stack(products).double().sum()
+            self._difference_square = _sum_of_squares(norms, None)
+            self._difference_weight = 1 / samples + 1 / earlier.samples
+
+
+def unmeasurable(
+    optimizers: Sequence[torch.optim.Optimizer], *, ranks: int, exchanged: bool, sharded: bool
+) -> str | None:
+    """Return why the gradient noise of a training cannot be measured, with the fix; None where it can be.
+
+    Args:
+        optimizers: the tracked optimizers.
+        ranks: the number of ranks.
+        exchanged: whether a tracked module exchanges gradients between the ranks.
+        sharded: whether a tracked object is sharded over the ranks.
+    """
+    if not optimizers:
+        return "no optimizer is in ctx.track(...): track it"
+    if sharded:
+        return "no rank has whole gradients of a model that is sharded by FSDP: use ctx.wrap(model)"
+    unknown = unknown_optimizers(optimizers)
+    if unknown:
+        return f"the preconditioner of {', '.join(unknown)} is not known: use one of {', '.join(known_optimizers())}"
+    parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    if len({each.device for each in parameters}) > 1:
+        return "the parameters are on several devices: use one device for each rank"
+    if ranks > 1 and not exchanged:
+        return "no tracked model exchanges gradients: use ctx.wrap(model)"
+    return None
+
+
+def _sum_of_squares(norms: list[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of the squares of norms, which a GradScaler has multiplied by `scale`, as float64."""
+    found = torch.stack(norms).double().square().sum()
+    return found if scale is None else found / scale.double().square()
+
+
+def _unscaled(gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Return a copy of a gradient without the factor of a GradScaler."""
+    return gradient.clone() if scale is None else gradient / scale
