@@ -278,7 +278,10 @@ class GavelShortestFirst(GavelInOrder):
 
     def queue(self, classes: JobClasses) -> Floats:
         """Remaining seconds of each job on its fastest type, shape (M,)."""
-        return self.steps(classes) * inverse(classes.problem.fastest)
+        fastest = classes.problem.fastest
+        left = classes.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
+        # Not by way of the steps of an unknown total, whose rounding would order equally long jobs by their speeds.
+        return np.where(np.isnan(left), self.parameters.unknown_seconds, left / np.where(fastest > 0, fastest, 1.0))
 
 
 class GavelThroughput(GavelPolicy):

@@ -245,6 +245,14 @@ def test_water_filling_stops_at_the_level_that_it_has_reached(monkeypatch):
     assert others >= 0.25 - CLOSE
 
 
+def test_jobs_of_unknown_total_are_equally_long_whatever_their_speeds():
+    """Shortest job first serves the one that was submitted first."""
+    jobs = [rated("a", v100=118.0), rated("b", submitted=1.0, v100=196.0)]
+    assert shares(GavelShortestFirst(), jobs, cluster(v100=1), now=2.0) == {
+        "a": {"v100": pytest.approx(1.0, abs=CLOSE)}
+    }
+
+
 def held(uid, gpu_type, gpus=1):
     """A job that retains its GPUs."""
     place = Placement((gpu_type,), gpus, gpu_type)
