@@ -30,6 +30,11 @@ types: python ## mypy, strict
 unit: python ## tests without Slurm and without process groups
 	$(PYTEST) tests/unit
 
+.PHONY: any-input
+CLUSTERS ?= 10000
+any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make unit` has 200
+	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/unit/policies/test_any_input.py
+
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
 
