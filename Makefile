@@ -34,6 +34,11 @@ unit: python ## tests without Slurm and without process groups
 oracles: python ## EXAMPLES=5000 random instances of each policy against independent programs; `make unit` has 200
 	ORACLE_EXAMPLES=$(EXAMPLES) $(PYTEST) --timeout 0 tests/oracles
 
+.PHONY: any-input
+CLUSTERS ?= 10000
+any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make unit` has 200
+	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/unit/policies/test_any_input.py
+
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
 

@@ -16,6 +16,7 @@ does not fit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
@@ -136,7 +137,11 @@ class _Matching:
     """
 
     def __init__(self, seconds: Floats, widths: Floats, machines: Sequence[int]) -> None:
-        self.seconds = seconds
+        known = seconds < IMPOSSIBLE
+        # More than all jobs together can take: less than IMPOSSIBLE where possible, of which the rounding is a second.
+        most = np.max(seconds, where=known, initial=1.0) * len(seconds) * (1.0 + len(seconds) * widths.max(initial=0.0))
+        self.seconds = np.where(known, seconds, most)
+        self.rounding = CLOSE * most
         self.widths = widths
         self.machines = machines
         self.types: list[int] = []
@@ -154,23 +159,28 @@ class _Matching:
         came_from = np.full(len(distance), -1)
         full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.types, self.members, strict=True)])
         sources = np.nonzero(full)[0]
-        while len(sources):
+        for _ in distance:  # each time, paths of one more move
+            if not len(sources):
+                break
             via = distance[sources, None] + self.move_costs[sources]
             best = via.argmin(axis=0)
             found = via[best, np.arange(len(distance))]
-            better = found < distance - CLOSE * np.abs(distance)
+            better = found < distance - self.rounding
             distance = np.where(better, found, distance)
             came_from = np.where(better, sources[best], came_from)
             sources = np.nonzero(better & full)[0]
         at = int(np.where(full, np.inf, distance).argmin())
         changed = [at]
-        while came_from[at] >= 0:
-            source = int(came_from[at])
-            moved = int(self.cheapest[source, at])
-            self.members[source].remove(moved)
-            self._put(moved, at)
-            at = source
+        while came_from[at] >= 0 and came_from[at] not in changed:  # rounding can make a circle of equal costs
+            at = int(came_from[at])
             changed.append(at)
+        if came_from[at] >= 0:
+            at = int(np.where(full, np.inf, self._costs([i])[0]).argmin())
+            changed = [at]
+        for target, source in itertools.pairwise(changed):
+            moved = int(self.cheapest[source, target])
+            self.members[source].remove(moved)
+            self._put(moved, target)
         self._put(i, at)
         for slot in changed:
             self._update_costs(slot)

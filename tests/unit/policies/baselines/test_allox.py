@@ -118,3 +118,16 @@ def test_any_cluster_and_queue_gets_a_valid_decision_twice(view, as_published):
     first = run_round(view, policy, None)
     assert json.loads(json.dumps(dict(first.state.data))) == first.state.data
     assert run_round(view, policy, first.state) == run_round(view, policy, first.state)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 942])  # with 942, paths of equal costs formed a circle
+def test_durations_over_many_orders_of_magnitude_are_matched(seed):
+    """Every job has a position, and no position has more jobs than the type has machines."""
+    rng = np.random.default_rng(seed)
+    size, types = int(rng.integers(2, 25)), int(rng.integers(2, 4))
+    seconds = 10 ** rng.uniform(-2, 6, (size, types))
+    seconds[rng.random((size, types)) < 0.3] = IMPOSSIBLE
+    widths, machines = rng.choice([0.3, 1, 2, 5], size), [int(count) for count in rng.integers(1, 4, types)]
+    found = match(seconds, widths, machines)
+    assert len(found) == size
+    assert all(found.count((j, k)) <= machines[j] for j, k in found)
