@@ -92,6 +92,8 @@ class AlloX(TimeSharePolicy):
         for job in jobs:
             if job.uid in started:
                 free[started[job.uid]] -= job.gpus
+        if not any(gpus > 0 for gpus in free.values()):
+            return  # no job can start or move
         waiting = self._first_submitted([job for job in jobs if job.uid not in started], free)
         matched = started.keys() | {job.uid for job in waiting}
         _assign(inputs, [job for job in jobs if job.uid in matched], inputs.capacity, started, free)
