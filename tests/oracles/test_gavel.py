@@ -22,7 +22,7 @@ from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.exact_simplex import dot
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import NOW, Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
-from tests.oracles.known_faults import fails_by
+from tests.oracles.known_faults import fails_by, marks_of
 
 shared_or_not = pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 
@@ -145,7 +145,10 @@ def test_hierarchical_is_water_filling_of_entities(sharing):
     holds(check, sharing=sharing, most=5)
 
 
-@shared_or_not
+@pytest.mark.parametrize(
+    "sharing",
+    [pytest.param(False, id="alone"), pytest.param(True, id="sharing", marks=marks_of("makespan of unequal jobs"))],
+)
 def test_makespan_is_the_shortest(sharing):
     """No allocation ends the last job earlier."""
 
