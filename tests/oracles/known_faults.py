@@ -11,7 +11,6 @@ KNOWN_FAULTS = {
     "gandiva_fair promises": "a job's part of the total is spread over its types whatever others need there",
     "gandiva_fair total": "the total that tickets divide includes GPUs that no job can use",
     "small shares": "where shares are renewed in every round, a deficit is but a tie-break",
-    "makespan of unequal jobs": "jobs that need a hundred-thousandth of the time get none: programs are not scaled",
     "sjf ties": "equal remaining times differ by rounding: 3599.9999999999995 s at 196 steps/s",
 }
 

@@ -165,16 +165,15 @@ def test_no_gpu_idles_that_a_waiting_job_could_use(name):
                     continue
                 for kind in rate:
                     counts = [gpus for node, gpus in free.items() if node.startswith(kind)]
-                    assert not fits_free(made.job[uid].gpus, counts), f"{uid} waits beside free {kind}: {counts}"
+                    assert not fits_free(made.job[uid], counts), f"{uid} waits beside free {kind}: {counts}"
 
     for_examples(draw_endless, check, simpler, every=10)
 
 
-def fits_free(gpus, free):
+def fits_free(one, free):
     """Whether nodes with so many free GPUs can hold a job, with equally many on each node."""
-    return any(
-        gpus % k == 0 and sum(count >= gpus // k for count in free) >= k for k in range(1, min(gpus, len(free)) + 1)
-    )
+    most = min(one.gpus, len(free), one.max_nodes or one.gpus)
+    return any(one.gpus % k == 0 and sum(count >= one.gpus // k for count in free) >= k for k in range(1, most + 1))
 
 
 @pytest.mark.parametrize("share", [Fraction(1, 5), Fraction(1, 20), Fraction(1, 100)], ids=["0.2", "0.05", "0.01"])

@@ -22,7 +22,7 @@ from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.exact_simplex import dot
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import NOW, Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
-from tests.oracles.known_faults import fails_by, marks_of
+from tests.oracles.known_faults import fails_by
 
 shared_or_not = pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 
@@ -145,10 +145,7 @@ def test_hierarchical_is_water_filling_of_entities(sharing):
     holds(check, sharing=sharing, most=5)
 
 
-@pytest.mark.parametrize(
-    "sharing",
-    [pytest.param(False, id="alone"), pytest.param(True, id="sharing", marks=marks_of("makespan of unequal jobs"))],
-)
+@shared_or_not
 def test_makespan_is_the_shortest(sharing):
     """No allocation ends the last job earlier."""
 
@@ -353,6 +350,7 @@ def draw_placement(rng):
         replace(
             one,
             gpus=1 if one.gpus == 1 else width,
+            max_nodes=None,
             model=replace(one.model, unconsolidated=factor[one.model.name]),
         )
         for one in instance.jobs
