@@ -104,7 +104,7 @@ def assert_same(name, instance, one, other):
 IMPOSSIBLE = "allocation of impossible jobs"
 
 
-@pytest.mark.parametrize("name", known(EVERY, isolated=IMPOSSIBLE, gandiva=IMPOSSIBLE))
+@pytest.mark.parametrize("name", known(EVERY, isolated=IMPOSSIBLE, gandiva="gandiva pairing"))
 def test_jobs_that_can_run_nowhere_change_nothing(name):
     """Neither a job of more GPUs than there are, nor one for a type that the cluster lacks, whatever their number."""
 
