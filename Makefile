@@ -1,13 +1,14 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles shim integrations slurm gpu test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles any-input shim integrations slurm gpu test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
-TESTS := lint types unit shim integrations slurm
+TESTS := lint types unit oracles shim integrations slurm
 KILLS ?= 200
-EXAMPLES ?= 5000
+CLUSTERS ?= 10000
+EXAMPLES ?= 200
 SLURM ?= 22.05
 SUBSET ?=
 
@@ -17,7 +18,7 @@ help: ## this list
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: ## everything that must pass: the six below, all of them even if one fails
+test: ## everything that must pass: the seven below, all of them even if one fails
 	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
@@ -29,9 +30,9 @@ types: python ## mypy, strict
 	$(BIN)/mypy
 
 unit: python ## tests without Slurm and without process groups
-	$(PYTEST) tests/unit tests/oracles
+	$(PYTEST) tests/unit
 
-oracles: python ## EXAMPLES=5000 random instances of each policy against independent programs; `make unit` has 200
+oracles: python ## EXAMPLES=200 random instances of each policy against independent programs; 5000 take an hour
 	ORACLE_EXAMPLES=$(EXAMPLES) $(PYTEST) --timeout 0 tests/oracles
 
 shim: python ## tests with real torch.distributed processes
@@ -45,6 +46,9 @@ slurm: cluster ## tests on a private Slurm cluster on this host
 
 gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`
 	$(PYTEST) tests/gpu
+
+any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make unit` has 200
+	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/unit/policies/test_any_input.py
 
 test-kills: cluster ## KILLS=200 random kills of trainers, wrappers, Slurm and nodes; every training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)

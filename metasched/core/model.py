@@ -483,8 +483,8 @@ class Decision:
         grants: the jobs that should run, most important first.
         fallback: the jobs that may run where grants leave nodes free, most important first.
         waits: why each other job waits, by uid.
-        degraded: why the decision is not that of the policy's own method, but of a simpler one that always has an
-            answer; None where it is. The engine adds it to the reason of every job.
+        degraded: why a substitute decided instead of the policy's own method, which has no answer; None where the
+            method itself decided. The engine adds it to the reason of every job.
     """
 
     grants: tuple[Grant, ...] = ()

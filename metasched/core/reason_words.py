@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from metasched.core.reasons import Code, Reason
 
 _TEENS = range(11, 14)
-_FALLBACKS = {
+_SUBSTITUTES = {
     "robust_method": "the solver's more robust method",
     "simple_program": "a simpler program",
     "equal_shares": "equal shares of all GPUs",
@@ -215,8 +215,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.NEXT_ROUND: "it waits for the next round",
     Code.TIME_SHARE_TURN: lambda gpu_type, shares: f"its turn on {gpu_type}: {_shares(shares)}",
     Code.TIME_SHARE_WAIT: lambda shares: f"not its turn: {_shares(shares)}",
-    Code.TIME_SHARES_DEGRADED: lambda fallback: (
-        f"the policy's program could not be solved, and time shares come from {_FALLBACKS.get(fallback, fallback)}"
+    Code.TIME_SHARES_DEGRADED: lambda substitute: (
+        "the policy's program could not be solved, and time shares come from "
+        f"{_SUBSTITUTES.get(substitute, substitute)}"
     ),
     Code.TYPES_IN_TURN_EXCLUDE: "not its turn: types_in_turn names none of its types",
     Code.RUNS_TO_END: "it runs to its end",

@@ -109,7 +109,7 @@ class Code(enum.StrEnum):
     TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."
     TIME_SHARES_DEGRADED = (
         "time_shares_degraded",
-        "The policy's program could not be solved, so time shares come from a fallback.",
+        "The policy's program could not be solved, so time shares come from a substitute.",
     )
     TYPES_IN_TURN_EXCLUDE = "types_in_turn_exclude", "The parameter types_in_turn names no GPU type of the job."
 

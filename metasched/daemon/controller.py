@@ -20,7 +20,7 @@ from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reason_words import words
-from metasched.core.reasons import Code, Reason
+from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.background_solver import BackgroundSolver
@@ -212,12 +212,12 @@ class Controller:
 
     @property
     def degraded(self) -> Reason | None:
-        """Why the present round is decided by a fallback of the policy, by the policy's own word; None if it is not."""
+        """Why the present round is degraded, as the policy's decision says; None if it is not."""
         return self._degraded
 
     @property
     def degraded_rounds(self) -> int:
-        """The number of rounds since the start of the daemon that a fallback of the policy decided."""
+        """The number of degraded rounds since the start of the daemon."""
         return self._degraded_rounds
 
     def reason(self, uid: str) -> Reason:
@@ -362,12 +362,12 @@ class Controller:
         self._actuator.renew_leases(undisturbed, self._round_facts())
 
     def _note_degraded(self, degraded: Reason | None, now: float) -> None:
-        """Count a round that a fallback of the policy decided; the first of several is logged and recorded."""
+        """Count a degraded round; the first of several is logged and recorded."""
         if degraded is not None:
             self._degraded_rounds += 1
             if degraded != self._degraded:
-                log.warning("policy_degraded", policy=self.policy.name, round=self._round, why=words(degraded))
-                self._store.event("policy_degraded", f"{self.policy.name}: {words(degraded)}", at=now)
+                log.warning("policy_degraded", policy=self.policy.name, round=self._round, why=to_text(degraded))
+                self._store.event("policy_degraded", to_text(degraded), at=now)
         elif self._degraded is not None:
             log.info("policy_recovered", policy=self.policy.name, round=self._round)
         self._degraded = degraded

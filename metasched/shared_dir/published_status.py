@@ -90,7 +90,7 @@ class Status:
 
     A new status is published every ``poll_seconds``. ``slurm`` is "ok", or Slurm's present error. ``jobs`` are the live
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
-    why they cannot. ``degraded`` says why a fallback of the policy decided the present round, "" if none did, and
+    why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
     ``degraded_rounds`` is the number of such rounds since the daemon's start.
     """
 

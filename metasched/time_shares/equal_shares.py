@@ -11,7 +11,7 @@ from metasched.time_shares.round_mechanism import Combination
 def equal_shares(
     inputs: AllocationInputs, combinations: Sequence[Combination] | None = None
 ) -> dict[Combination, dict[str, float]]:
-    """Time shares under which each of n combinations has 1/n of every GPU type's time.
+    """Time shares under which each of n combinations has 1/n of every GPU type's time; n counts those that can run.
 
     Args:
         inputs: allocation inputs of the round.
@@ -23,13 +23,14 @@ def equal_shares(
     """
     gpus = {job.uid: job.gpus for job in inputs.jobs}
     combinations = [(uid,) for uid in gpus] if combinations is None else combinations
+    types = {
+        combination: [t for t in inputs.capacity if all(t in inputs.gpus_per_node[uid] for uid in combination)]
+        for combination in combinations
+    }
+    count = sum(1 for usable in types.values() if usable)
     found = {}
-    for combination in combinations:
-        share = {
-            gpu_type: count / len(combinations) / gpus[combination[0]]
-            for gpu_type, count in inputs.capacity.items()
-            if all(gpu_type in inputs.gpus_per_node[uid] for uid in combination)
-        }
+    for combination, usable in types.items():
+        share = {gpu_type: inputs.capacity[gpu_type] / count / gpus[combination[0]] for gpu_type in usable}
         excess = max(sum(share.values()), 1.0)
         found[combination] = {gpu_type: part / excess for gpu_type, part in share.items()}
     return found

@@ -13,7 +13,7 @@ What ``TimeSharePolicy.decide`` does in a round:
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
 Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
-in force were computed; ``memory``, the memory of ``time_shares``, with ``DEGRADED`` where these come from a fallback;
+in force were computed; ``memory``, the memory of ``time_shares``, with ``DEGRADED`` where these come from a substitute;
 ``types_used``, how many random words were drawn for ``shuffle_types``; ``coming``, pending time shares.
 """
 
@@ -59,7 +59,7 @@ NODES_CLOSED = Reason(Code.NODES_CLOSED)
 RUNS_TO_END = Reason(Code.RUNS_TO_END)
 CPU_ONLY = Reason(Code.CPU_ONLY)
 PENDING = "coming"  # key of a state's data: time shares that are computed, and not in force yet
-DEGRADED = "degraded"  # key of a policy's memory: the fallback that the time shares come from, if they do
+DEGRADED = "degraded"  # key of a policy's memory: the substitute that the time shares come from, if they do
 NO_SHARE = "without"  # key of ``COMPUTED_FOR``: uids of the jobs to which the computed time shares give nothing
 TYPES_SEED = 5  # added to the seed, so that the order of the GPU types has a sequence of random numbers of its own
 
@@ -138,7 +138,7 @@ class TimeSharePolicy(Policy):
 
         Returns:
             The time shares, pairs named by the job that was submitted first; and the memory for the next call. With
-            the key ``DEGRADED``, the memory says which fallback the time shares come from.
+            the key ``DEGRADED``, the memory says which substitute of the policy's program they come from.
         """
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
@@ -193,7 +193,7 @@ class TimeSharePolicy(Policy):
             time_slicing=self.time_slicing,
         )
         if DEGRADED in memory:
-            decision = replace(decision, degraded=Reason.of(Code.TIME_SHARES_DEGRADED, fallback=memory[DEGRADED]))
+            decision = replace(decision, degraded=Reason.of(Code.TIME_SHARES_DEGRADED, substitute=memory[DEGRADED]))
         written = {ACCOUNTS: accounts.to_json(), COMPUTED_FOR: computed_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, PENDING: pending} if pending else written)
 

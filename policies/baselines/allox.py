@@ -4,6 +4,12 @@ Source: Le et al., EuroSys 2020, section 4. A job that is the k-th from the last
 jobs after it, so it adds k times its processing time there to the sum of all completion times. The least sum is a
 min-cost matching of jobs with positions (machine, k). The first job of each machine starts now.
 
+All jobs are matched with all machines whenever jobs come or go, started jobs with what remains of them. A started job
+is never stopped to wait, but moves to the GPU type of its position when GPUs are free there and it ends earlier in
+spite of its restart. A matching of waiting jobs with the machines that are free would have no choice where one machine
+at a time gets free: each job would run to its end on whatever type was free first, however slow. GPUs that no job can
+take by this matching go to waiting jobs by a second matching, with the free machines alone, so that none is idle.
+
 Machines of one GPU type are alike, so no optimum has more than ceil(jobs / machines) jobs on one of them: the first of
 them, moved to the front of a machine with fewer jobs, would delay fewer jobs. The matching is therefore on about
 (jobs x jobs) costs for each type, not on (jobs x machines x jobs). With one type it is a sort.
@@ -16,6 +22,7 @@ does not fit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
@@ -38,6 +45,9 @@ CLOSE = 1e-12
 IMPOSSIBLE = 1e12
 """Seconds of a job on a GPU type that it cannot use: longer than any job runs, so any other type is matched first."""
 
+DEFAULT_RESTART_SECONDS = 60.0
+"""Seconds that a restart is taken to cost where none was measured."""
+
 
 class AlloXParameters(TimeShareParameters):
     """Parameters of AlloX.
@@ -54,7 +64,7 @@ class AlloXParameters(TimeShareParameters):
 
 
 class AlloX(TimeSharePolicy):
-    """Starts jobs in the order with the least average JCT; a started job runs to its end."""
+    """Starts jobs in the order with the least average JCT; a started job runs to its end, at first on a slow type."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
@@ -62,50 +72,128 @@ class AlloX(TimeSharePolicy):
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """All of the time for started jobs; the memory has the GPU type of each started job, by uid."""
-        as_published = self.parameters.as_published
+        before = memory.get("started", {})
+        jobs = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
         started: dict[str, str] = {
-            job.uid: gpu_type
-            for job in inputs.jobs
-            if (gpu_type := memory.get("started", {}).get(job.uid)) in inputs.gpus_per_node[job.uid]
+            job.uid: before[job.uid] for job in jobs if before.get(job.uid) in inputs.gpus_per_node[job.uid]
         }
-        free = dict(inputs.capacity)
-        waiting = []
-        for job in inputs.jobs:
-            if job.uid in started and not (as_published and job.gpus > 1):
-                free[started[job.uid]] -= job.gpus
-            elif inputs.gpus_per_node[job.uid]:
-                waiting.append(job)
-        started |= self._start(inputs, waiting, {gpu_type: count for gpu_type, count in free.items() if count > 0})
+        as_published = self.parameters.as_published
+        if as_published:
+            self._start_as_published(inputs, jobs, started)
+        else:
+            self._start_and_move(inputs, jobs, started)
         shares = {
-            job.uid: {started[job.uid]: 1.0 / job.gpus if as_published else 1.0}
-            for job in inputs.jobs
-            if job.uid in started
+            job.uid: {started[job.uid]: 1.0 / job.gpus if as_published else 1.0} for job in jobs if job.uid in started
         }
         return as_single_combinations(shares), {"started": started}
 
-    def _start(self, inputs: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
-        """By uid, the GPU type of the jobs that start now."""
-        types = sorted(free)
+    def _start_and_move(self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str]) -> None:
+        """Start waiting jobs and move started ones: by a matching with all GPUs, then by one with the free GPUs."""
+        free = dict(inputs.capacity)
+        for job in jobs:
+            if job.uid in started:
+                free[started[job.uid]] -= job.gpus
+        if not any(gpus > 0 for gpus in free.values()):
+            return  # no job can start or move
+        waiting = self._first_submitted([job for job in jobs if job.uid not in started], free)
+        matched = started.keys() | {job.uid for job in waiting}
+        _assign(inputs, [job for job in jobs if job.uid in matched], inputs.capacity, started, free)
+        _assign(inputs, [job for job in waiting if job.uid not in started], dict(free), started, free)
+
+    def _start_as_published(self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str]) -> None:
+        """Start waiting jobs, and match gangs again, as in the public code (``as_published``)."""
+        free = dict(inputs.capacity)
+        waiting = []
+        for job in jobs:
+            if job.uid in started and job.gpus == 1:
+                free[started[job.uid]] -= 1
+            else:
+                waiting.append(job)
+        types = sorted(gpu_type for gpu_type, gpus in free.items() if gpus > 0)
         if not types or not waiting:
-            return {}
-        width = 1.0 if self.parameters.as_published else fmean(job.gpus for job in waiting)
-        machines = [max(int(free[gpu_type] / width), 1) for gpu_type in types]
-        waiting = waiting[: max(int(self.parameters.alpha * len(waiting)), sum(machines))]
-        seconds = _seconds(inputs, waiting, types)
-        if self.parameters.as_published:
-            first = _first_on_machines(seconds, machines)
-            return {waiting[i].uid: types[j] for i, j in first if seconds[i, j] < IMPOSSIBLE}
-        positions = match(seconds, np.array([job.gpus / width for job in waiting]), machines)
-        order = sorted(range(len(waiting)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i))
-        started, left, full = {}, [free[gpu_type] for gpu_type in types], set()
-        for i in order:
-            j, job = positions[i][0], waiting[i]
-            if job.gpus > left[j]:
-                full.add(j)
-            if j not in full and seconds[i, j] < IMPOSSIBLE:
-                left[j] -= job.gpus
-                started[job.uid] = types[j]
-        return started
+            return
+        waiting = waiting[: max(int(self.parameters.alpha * len(waiting)), sum(free[gpu_type] for gpu_type in types))]
+        seconds = _estimated(_known_seconds(inputs, waiting, types))
+        for i, j in _first_on_machines(seconds, [free[gpu_type] for gpu_type in types]):
+            if seconds[i, j] < IMPOSSIBLE:
+                started[waiting[i].uid] = types[j]
+
+    def _first_submitted(self, waiting: Sequence[Job], free: Mapping[str, int]) -> Sequence[Job]:
+        """The fraction ``alpha`` of the waiting jobs, at least as many as free machines, in the order of submission."""
+        if not waiting:
+            return waiting
+        machines = sum(_machines([gpus for gpus in free.values() if gpus > 0], fmean(job.gpus for job in waiting)))
+        return waiting[: max(int(self.parameters.alpha * len(waiting)), machines)]
+
+
+def _machines(gpus: Sequence[int], width: float) -> list[int]:
+    """The number of machines of ``width`` GPUs in each of these numbers of GPUs, at least one."""
+    return [max(int(count / width), 1) for count in gpus]
+
+
+def _assign(
+    inputs: AllocationInputs,
+    jobs: Sequence[Job],
+    gpus: Mapping[str, int],
+    started: dict[str, str],
+    free: dict[str, int],
+) -> None:
+    """Give jobs the GPU types of their matching, first positions first, as far as GPUs are free.
+
+    A waiting job starts. A started job moves if it then ends earlier in spite of its restart; otherwise it continues
+    where it runs, and delays no waiting job.
+
+    Args:
+        inputs: allocation inputs of the round.
+        jobs: the jobs to match, by submission, each of which can be placed on some GPU type.
+        gpus: GPUs to match them with, by GPU type.
+        started: GPU type of each started job, by uid; changed.
+        free: free GPUs by GPU type; changed.
+    """
+    wishes = _wishes(inputs, jobs, gpus, started)
+    changed = True
+    while changed:  # a move may free GPUs for a job of an earlier position; each job changes its type at most once
+        changed, full = False, set()
+        for job, gpu_type in wishes:
+            before = started.get(job.uid)
+            if before == gpu_type:
+                continue
+            if gpu_type in full or job.gpus > free[gpu_type]:
+                if before is None:
+                    full.add(gpu_type)
+                continue
+            if before is not None:
+                free[before] += job.gpus
+            free[gpu_type] -= job.gpus
+            started[job.uid] = gpu_type
+            changed = True
+
+
+def _wishes(
+    inputs: AllocationInputs, jobs: Sequence[Job], gpus: Mapping[str, int], started: Mapping[str, str]
+) -> list[tuple[Job, str]]:
+    """Jobs that are to start or to move, with their GPU types, in the order of their positions in the matching.
+
+    For the parameters see ``_assign``.
+    """
+    types = sorted(gpu_type for gpu_type, count in gpus.items() if count > 0)
+    if not types or not jobs:
+        return []
+    known = _known_seconds(inputs, jobs, types)
+    for i, job in enumerate(jobs):
+        if (present := started.get(job.uid)) is not None:
+            restart = DEFAULT_RESTART_SECONDS if job.restart_seconds is None else job.restart_seconds
+            known[i] += [0.0 if gpu_type == present else restart for gpu_type in types]
+    seconds, width = _estimated(known), fmean(job.gpus for job in jobs)
+    widths = np.array([job.gpus / width for job in jobs])
+    positions = match(seconds, widths, _machines([gpus[gpu_type] for gpu_type in types], width))
+    wishes = []
+    for i in sorted(range(len(jobs)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i)):
+        job, j, present = jobs[i], positions[i][0], started.get(jobs[i].uid)
+        gains = present is None or (present in types and known[i, j] < known[i, types.index(present)])
+        if gains and seconds[i, j] < IMPOSSIBLE:
+            wishes.append((job, types[j]))
+    return wishes
 
 
 def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tuple[int, int]]:
@@ -136,7 +224,11 @@ class _Matching:
     """
 
     def __init__(self, seconds: Floats, widths: Floats, machines: Sequence[int]) -> None:
-        self.seconds = seconds
+        known = seconds < IMPOSSIBLE
+        # More than all jobs together can take: less than IMPOSSIBLE where possible, of which the rounding is a second.
+        most = np.max(seconds, where=known, initial=1.0) * len(seconds) * (1.0 + len(seconds) * widths.max(initial=0.0))
+        self.seconds = np.where(known, seconds, most)
+        self.rounding = CLOSE * most
         self.widths = widths
         self.machines = machines
         self.types: list[int] = []
@@ -154,23 +246,28 @@ class _Matching:
         came_from = np.full(len(distance), -1)
         full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.types, self.members, strict=True)])
         sources = np.nonzero(full)[0]
-        while len(sources):
+        for _ in distance:  # each time, paths of one more move
+            if not len(sources):
+                break
             via = distance[sources, None] + self.move_costs[sources]
             best = via.argmin(axis=0)
             found = via[best, np.arange(len(distance))]
-            better = found < distance - CLOSE * np.abs(distance)
+            better = found < distance - self.rounding
             distance = np.where(better, found, distance)
             came_from = np.where(better, sources[best], came_from)
             sources = np.nonzero(better & full)[0]
         at = int(np.where(full, np.inf, distance).argmin())
         changed = [at]
-        while came_from[at] >= 0:
-            source = int(came_from[at])
-            moved = int(self.cheapest[source, at])
-            self.members[source].remove(moved)
-            self._put(moved, at)
-            at = source
+        while came_from[at] >= 0 and came_from[at] not in changed:  # rounding can make a circle of equal costs
+            at = int(came_from[at])
             changed.append(at)
+        if came_from[at] >= 0:
+            at = int(np.where(full, np.inf, self._costs([i])[0]).argmin())
+            changed = [at]
+        for target, source in itertools.pairwise(changed):
+            moved = int(self.cheapest[source, target])
+            self.members[source].remove(moved)
+            self._put(moved, target)
         self._put(i, at)
         for slot in changed:
             self._update_costs(slot)
@@ -225,8 +322,8 @@ def _first_on_machines(seconds: Floats, machines: Sequence[int]) -> list[tuple[i
     return [(i, int(types[machine])) for machine, (_, i) in sorted(first.items())]
 
 
-def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]) -> Floats:
-    """Remaining seconds of each job on each GPU type, shape (M, J); the mean where they are not known."""
+def _known_seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]) -> Floats:
+    """Remaining seconds of each job on each GPU type, shape (M, J); NaN where they are not known."""
     found = np.full((len(jobs), len(types)), np.nan)
     for i, job in enumerate(jobs):
         for j, gpu_type in enumerate(types):
@@ -234,6 +331,10 @@ def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]
                 found[i, j] = IMPOSSIBLE
             elif job.remaining_steps is not None and (speed := inputs.speed(job, gpu_type)):
                 found[i, j] = job.remaining_steps / speed
-    known = found[found < IMPOSSIBLE]
-    found[np.isnan(found)] = known.mean() if len(known) else 1.0
     return found
+
+
+def _estimated(seconds: Floats) -> Floats:
+    """The seconds, with the mean of the known ones in place of NaN; 1 where none is known."""
+    known = seconds[seconds < IMPOSSIBLE]
+    return np.where(np.isnan(seconds), known.mean() if len(known) else 1.0, seconds)

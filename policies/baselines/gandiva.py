@@ -54,8 +54,7 @@ class Gandiva(TimeSharePolicy):
             for one, other in memory.get("pairs", ())
             if one in jobs and other in jobs and self._gains(inputs, jobs[one], jobs[other])
         ]
-        wanted = sum(job.gpus for job in inputs.jobs)
-        if wanted <= sum(inputs.capacity.values()) or not inputs.sharing:
+        if _all_fit(inputs) or not inputs.sharing:
             return equal_shares(inputs), {**memory, "pairs": [list(pair) for pair in pairs]}
         rng = ResumableRng.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in pairs for uid in pair}
@@ -83,3 +82,18 @@ class Gandiva(TimeSharePolicy):
                     return True
                 gains.append(colocated / isolated if colocated is not None and isolated else 0.5)
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
+
+
+def _all_fit(inputs: AllocationInputs) -> bool:
+    """Whether all jobs that can run have GPUs of their own at once, each on one type: widest first, where most is free.
+
+    Jobs that no nodes could run do not count: packing other jobs would not help them.
+    """
+    free = dict(inputs.capacity)
+    runnable = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
+    for job in sorted(runnable, key=lambda job: (-job.gpus, len(inputs.gpus_per_node[job.uid]))):
+        types = [gpu_type for gpu_type in inputs.gpus_per_node[job.uid] if free[gpu_type] >= job.gpus]
+        if not types:
+            return False
+        free[max(types, key=lambda gpu_type: free[gpu_type])] -= job.gpus
+    return True

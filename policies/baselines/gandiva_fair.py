@@ -49,7 +49,7 @@ class GandivaFair(TimeSharePolicy):
         owners: dict[str, list[Job]] = {}
         for job in jobs:
             owners.setdefault(job.user if self.parameters.by_user else job.uid, []).append(job)
-        usable = [float(sum(job.gpus for job in mine)) for mine in owners.values()]
+        usable = [float(_usable_gpus(inputs, mine)) for mine in owners.values()]
         tickets = [1.0 if self.parameters.by_user else mine[0].weight for mine in owners.values()]
         found: dict[str, dict[str, float]] = {}
         for gpus, mine in zip(divide(sum(inputs.capacity.values()), tickets, usable), owners.values(), strict=True):
@@ -68,6 +68,12 @@ def divide(total: float, tickets: Sequence[float], most: Sequence[float]) -> lis
         total -= found[i]
         left -= tickets[i]
     return found
+
+
+def _usable_gpus(inputs: AllocationInputs, jobs: Sequence[Job]) -> int:
+    """The most GPUs that these jobs could have at once: what they request, as far as their GPU types have it."""
+    types = {gpu_type for job in jobs for gpu_type in inputs.gpus_per_node[job.uid]}
+    return min(sum(job.gpus for job in jobs), sum(inputs.capacity[gpu_type] for gpu_type in types))
 
 
 def _over_types(inputs: AllocationInputs, job: Job, fraction: float) -> dict[str, float]:

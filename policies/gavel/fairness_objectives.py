@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Bools, Floats, Problem
-from policies.gavel.solve import SLACK, Solution, UnsolvedError, inverse, max_min, maximise, second_stage
+from policies.gavel.solve import SLACK, Solution, UnsolvedError, column_units, inverse, max_min, maximise, second_stage
 
 Weights = Callable[[Floats], Floats]
 
@@ -16,6 +16,8 @@ CLOSE = 1e-6
 """Relative precision of the throughputs that a rho requires."""
 LEAST_WEIGHT = 1e-6
 """Least weight or duration in a max-min program, relative to the largest: less is a solver's rounding."""
+LEAST_TIME = 1e-9
+"""Least fraction of its time that a job requires for any rho: HiGHS refuses coefficients above 1e15."""
 NEWTON_STEPS = 100
 """Steps of Newton's method at most; it takes about five."""
 
@@ -143,7 +145,7 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
     if not able.any():
         return floors
     ideal = isolated_elapsed[able] + steps[able] / problem.isolated[able]
-    left, gone = steps[able], elapsed[able]
+    left, gone, least = steps[able], elapsed[able], LEAST_TIME * problem.fastest[able]
     matrix, bounds = problem.limits
     wider = sp.csr_array(sp.hstack([matrix, sp.csr_array((matrix.shape[0], 1))])), bounds
     throughput = problem.throughput[np.nonzero(able)[0]]
@@ -151,15 +153,17 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
     gain[-1] = -1.0
     rho = float(np.max((gone + left / problem.fastest[able]) / ideal))
     for _ in range(NEWTON_STEPS):
-        needed = left / (rho * ideal - gone)
-        slope = -needed * ideal / (rho * ideal - gone)
-        unit = 1.0 / needed
-        rows = sp.csr_array(sp.hstack([throughput.multiply(unit[:, None]), sp.csr_array((-slope * unit)[:, None])]))
-        found = maximise(gain, wider, (rows, (needed - slope * rho) * unit), robust=problem.robust)
+        needed = np.maximum(left / (rho * ideal - gone), least)
+        # Throughputs relative to those that rho requires, and the relative growth of rho: always feasible up to 1.
+        slope = rho * ideal / (rho * ideal - gone)
+        rows = sp.csr_array(sp.hstack([throughput.multiply(1.0 / needed[:, None]), sp.csr_array(slope[:, None])]))
+        floors[able] = needed
+        units = np.append(column_units(problem, floors * inverse(problem.fastest)), 1.0)
+        found = maximise(gain, wider, (rows, np.ones(len(needed))), units=units, robust=problem.robust)
         if found is None:
             raise UnsolvedError("no finish-time fairness is possible at all")
-        rho = max(rho, -found.value)
-        needed, reached = left / (rho * ideal - gone), throughput @ found.x[:-1]
+        rho *= 1.0 + max(-found.value, 0.0)
+        needed, reached = np.maximum(left / (rho * ideal - gone), least), throughput @ found.x[:-1]
         floors[able] = np.minimum(needed, reached)
         if (reached >= needed * (1.0 - CLOSE)).all():
             break

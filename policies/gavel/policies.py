@@ -76,18 +76,18 @@ class GavelPolicy(TimeSharePolicy):
         if not classes.members:
             return {}, memory
         memory = self.remember(classes, memory)
-        x, degraded = self._solve_or_fall_back(classes, memory)
+        x, degraded = self._solve_or_substitute(classes, memory)
         if self.types_alike and not self.parameters.aware:
             x = classes.problem.spread_evenly(x)
         return classes.time_shares(x), memory if degraded is None else {**memory, DEGRADED: degraded}
 
-    def _solve_or_fall_back(self, classes: JobClasses, memory: Mapping[str, Any]) -> tuple[Floats, str | None]:
+    def _solve_or_substitute(self, classes: JobClasses, memory: Mapping[str, Any]) -> tuple[Floats, str | None]:
         """The solution of the first program of these that HiGHS solves, so that every round has time shares.
 
         The policy's program; the same by HiGHS's robust methods; its simple program; X^isolated, which needs none.
 
         Returns:
-            The variables, shape (variables,); and the fallback that they come from, None for the policy's program.
+            The variables, shape (variables,); and the substitute that they come from, None for the policy's program.
         """
         robust = replace(classes, problem=replace(classes.problem, robust=True))
         attempts: tuple[tuple[str | None, Callable[[], Floats]], ...] = (
@@ -95,11 +95,11 @@ class GavelPolicy(TimeSharePolicy):
             ("robust_method", lambda: self.solve(robust, memory)),
             ("simple_program", lambda: self.solve_simply(robust, memory)),
         )
-        for fallback, solve in attempts:
+        for substitute, solve in attempts:
             with suppress(UnsolvedError):
                 x = solve()
                 if np.isfinite(x).all():
-                    return x, fallback
+                    return x, substitute
         return classes.problem.isolated_time, "equal_shares"
 
     def class_key(self) -> ClassKey:
@@ -278,7 +278,10 @@ class GavelShortestFirst(GavelInOrder):
 
     def queue(self, classes: JobClasses) -> Floats:
         """Remaining seconds of each job on its fastest type, shape (M,)."""
-        return self.steps(classes) * inverse(classes.problem.fastest)
+        fastest = classes.problem.fastest
+        left = classes.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
+        # Not by way of the steps of an unknown total, whose rounding would order equally long jobs by their speeds.
+        return np.where(np.isnan(left), self.parameters.unknown_seconds, left / np.where(fastest > 0, fastest, 1.0))
 
 
 class GavelThroughput(GavelPolicy):

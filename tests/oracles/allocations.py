@@ -45,9 +45,7 @@ class Allocations:
             found = {
                 group.gpu_type: known[group.gpu_type]
                 for group in instance.nodes
-                if known[group.gpu_type] > 0
-                and fits(one.gpus, group)
-                and (not one.accepts or group.gpu_type in one.accepts)
+                if known[group.gpu_type] > 0 and fits(one, group) and (not one.accepts or group.gpu_type in one.accepts)
             }
             if found:
                 self.rate[one.uid] = found if aware else dict.fromkeys(found, max(found.values()))

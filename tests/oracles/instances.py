@@ -52,6 +52,7 @@ class Asked:
         model: its speeds.
         gpus: GPUs that it needs.
         accepts: GPU types that it accepts; empty for any.
+        max_nodes: the most nodes that it accepts; None for no limit.
         weight: its weight.
         steps: its total steps; None where they are not known.
         account: its account.
@@ -64,6 +65,7 @@ class Asked:
     model: ModelSpeed
     gpus: int = 1
     accepts: tuple[str, ...] = ()
+    max_nodes: int | None = None
     weight: Fraction = Fraction(1)
     steps: int | None = None
     account: str | None = None
@@ -82,6 +84,7 @@ class Asked:
             account=self.account,
             submitted=float(self.submitted),
             gpu_types=self.accepts,
+            max_nodes=self.max_nodes,
             cpus_per_unit=0,
             weight=float(self.weight),
             slo_seconds=None if self.slo is None else float(self.slo),
@@ -131,9 +134,10 @@ class Instance:
         return Snapshot(now, 1, 60.0, tuple(nodes), tuple(jobs), sharing=self.sharing)
 
 
-def fits(gpus, group):
+def fits(one, group):
     """Whether the nodes of one GPU type can hold a job, with equally many GPUs on each node."""
-    return any(gpus % k == 0 and gpus // k <= group.gpus for k in range(1, min(gpus, group.count) + 1))
+    most = min(one.gpus, group.count, one.max_nodes or one.gpus)
+    return any(one.gpus % k == 0 and one.gpus // k <= group.gpus for k in range(1, most + 1))
 
 
 # Sums of two are never close to 1.05, below which two jobs do not share GPUs.
@@ -192,6 +196,7 @@ def draw_instance(rng, *, sharing=False, unknown=True, most=6, gangs=True, gpus=
                 model=models[0] if first else rng.choice(models),
                 gpus=rng.choice((1, 1, 1, 2, 2, 3, 4, 8, 64)) if gangs and not first else 1,
                 accepts=() if first else rng.choice(((), (), (), gpu_types[:1], gpu_types[-1:], gpu_types[:2])),
+                max_nodes=rng.choice((None, None, None, 1, 2)),
                 weight=rng.choice(weights),
                 steps=rng.choice((None, 1000, 5000, 5000, 10**5, 10**8, rng.randint(1000, 10**6))),
                 account=rng.choice(("x", "y", "z")),
@@ -209,7 +214,7 @@ def simpler(instance):
         if len(instance.jobs) > 1 and not (instance.estimate and k == 0):
             yield replace(instance, jobs=(*others[0], *others[1]))
         plain = {"weight": Fraction(1), "slo": None, "account": None, "accepts": (), "gpus": 1, "submitted": 0}
-        plain |= {"steps": None, "done": 0, "model": instance.jobs[0].model}
+        plain |= {"steps": None, "done": 0, "model": instance.jobs[0].model, "max_nodes": None}
         for name, value in plain.items():
             if getattr(one, name) != value:
                 yield replace(instance, jobs=(*others[0], replace(one, **{name: value}), *others[1]))

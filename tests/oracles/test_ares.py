@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -177,6 +177,29 @@ def test_the_first_to_finish_under_processor_sharing_is_served_first():
             assert finish[first] <= min(finish[uid] for uid in live) * (1 + Fraction(1, 10**9))
 
     for_examples(draw_arrivals, check, fewer)
+
+
+def draw_rigid(rng):
+    """Up to seven jobs that use as many GPUs as they request, no more and no fewer."""
+    sizes = (1, 1, 2, 3, 4, 8)
+    return [replace(one, gpus=size, most=size) for one in draw_arrivals(rng) for size in [rng.choice(sizes)]]
+
+
+def test_jobs_that_cannot_use_all_gpus_are_served_in_the_same_order():
+    """Each job in the order of exact virtual finish times runs where earlier ones leave enough GPUs."""
+
+    def check(arrivals):
+        finish, _ = virtual_finish_times(arrivals, 8)
+        arrival = {one.uid: one for one in arrivals}
+        for targets, live in Events(arrivals, NODES, PLAIN).rounds:
+            free, expected = 8, set()
+            for uid in sorted(live, key=lambda uid: (finish[uid], arrival[uid].at, uid)):
+                if arrival[uid].gpus <= free:
+                    free -= arrival[uid].gpus
+                    expected.add(uid)
+            assert set(targets) == expected
+
+    for_examples(draw_rigid, check, fewer)
 
 
 def assert_bound(arrivals, events, gpus, alpha):

@@ -350,6 +350,7 @@ def draw_placement(rng):
         replace(
             one,
             gpus=1 if one.gpus == 1 else width,
+            max_nodes=None,
             model=replace(one.model, unconsolidated=factor[one.model.name]),
         )
         for one in instance.jobs

@@ -142,8 +142,8 @@ def test_status_reports_a_stale_file(show):
     assert "STALE" not in show(published(), "status")
 
 
-def test_status_reports_a_policy_that_falls_back(show):
-    """The headline says why, and in how many rounds; without a fallback it says nothing."""
+def test_status_reports_degraded_rounds(show):
+    """The headline says why, and in how many rounds; without a degraded round it says nothing."""
     why = "the policy's program could not be solved, and time shares come from equal shares of all GPUs"
     output = show(published(degraded=why, degraded_rounds=3), "status")
     assert f"DEGRADED: {why}; 3 such rounds since the daemon's start" in " ".join(output.split())

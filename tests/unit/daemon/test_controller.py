@@ -414,17 +414,17 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
 
 
-def test_a_fallback_of_the_policy_is_told_recorded_once_and_counted(site, monkeypatch):
+def test_degraded_rounds_are_told_recorded_once_and_counted(site, monkeypatch):
     """Every job's reason has it, the status counts its rounds, and it ends with the first round without it."""
     site.add("--gres=gpu:1", seconds=600)
     site.run(5)
-    decide, degraded = site.controller.policy.decide, Reason.of(Code.TIME_SHARES_DEGRADED, fallback="equal_shares")
+    decide, degraded = site.controller.policy.decide, Reason.of(Code.TIME_SHARES_DEGRADED, substitute="equal_shares")
 
-    def falls_back(snapshot, state):
+    def degrades(snapshot, state):
         decision, after = decide(snapshot, state)
         return replace(decision, degraded=degraded), after
 
-    monkeypatch.setattr(site.controller.policy, "decide", falls_back)
+    monkeypatch.setattr(site.controller.policy, "decide", degrades)
     before = site.controller.round_number
     site.run(60)
     rounds = site.controller.round_number - before

@@ -398,7 +398,7 @@ def test_a_failed_run_that_cannot_be_requeued_does_not_keep_others_waiting(las):
     las.start(client)
     las.add("--gres=gpu:4", seconds=5)
     las.run_until(lambda: las.state(clumsy) is JobState.FAILED)
-    newcomer = las.add("--gres=gpu:1")
+    newcomer = las.add("--gres=gpu:1", seconds=20)
     las.run_until(lambda: "metasched" in las.slurm.job(newcomer).admin_comment, 100)
     client.refuses = ()
     las.run_until(completed(las, clumsy))

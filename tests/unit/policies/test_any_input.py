@@ -2,9 +2,8 @@
 
 An example is a cluster with its jobs in all states, and what happens to them in the rounds after the first one. Every
 installed policy decides all of these rounds, each with its defaults or with other parameters, its state carried over as
-the daemon does. A long campaign, of other examples each time:
-
-    HYPOTHESIS_PROFILE=thorough METASCHED_EXAMPLES=10000 pytest tests/unit/policies/test_any_input.py
+the daemon does. ``ANY_INPUT_EXAMPLES`` is the number of examples: 200 unless it is set (``make any-input``: 10,000
+others).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from metasched.scheduling.engine import precompute, run_round
 from tests.unit.strategies import GPU_TYPES, NOW, load, overfull, snapshots
 from tests.unit.strategies import jobs as held_jobs
 
-EXAMPLES = int(os.environ.get("METASCHED_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("ANY_INPUT_EXAMPLES", "200"))
 ROUNDS = 3
 TODAY = 1.8e9
 SOME_SPEEDS = (None, 0.0, 1e-8, 0.3, 1.0, 1.0, 7.5, 1e6)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from metasched.core import reason_words
 from metasched.core.model import Snapshot
 from metasched.scheduling.engine import run_round
+from metasched.simulator.records import Settings
+from metasched.simulator.simulation import simulate
 from policies.baselines.allox import IMPOSSIBLE, AlloX, AlloXParameters, match
-from tests.unit.gavel_tables import cluster, known_job, small_table
+from tests.unit.gavel_tables import cluster, known_job, small_table, workload
 from tests.unit.rounds import ROUND, Rounds
 from tests.unit.strategies import snapshots
 
@@ -52,6 +54,59 @@ def test_a_started_job_runs_to_its_end():
     jobs = {0: [known("a", 10**6)], 1: [known("b", 10)]}
     rounds = Rounds(AlloX(), cluster(v100=1), jobs).run(4)
     assert [set(targets) for targets in rounds.history] == [{"a"}] * 4
+
+
+def test_a_job_that_started_on_a_slow_type_moves_when_a_fast_one_gets_free():
+    """`b` comes a second after `a`; it needs 10 h on the V100, 100 h on the K80, and ends after 10.9 h."""
+    work = workload(TABLE, ("a", "quick", 1, 36_000, 0.0), ("b", "quick", 1, 360_000, 1.0))
+    given = Settings(round_seconds=360.0, early_rounds=False, restart_seconds=60.0)
+    outcome = simulate(work, cluster(v100=1, k80=1), AlloX(), given)
+    assert {job.uid: round(job.jct / 3600, 1) for job in outcome.jobs} == {"a": 1.0, "b": 10.9}
+    assert {job.uid: job.preemptions for job in outcome.jobs} == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize(("restart", "ends_on"), [(0.0, "v100"), (890.0, "v100"), (910.0, "k80"), (None, "v100")])
+def test_a_move_gains_more_than_its_restart_costs(restart, ends_on):
+    """1000 s remain on the K80, and 100 s on the V100; 60 s are assumed where no restart was measured."""
+    one = known("a", 1000).evolve(restart_seconds=restart)
+    rounds = Rounds(AlloX(), cluster(k80=1), {0: [one]}).run(1)
+    rounds.nodes = cluster(v100=1, k80=1)
+    rounds.run(1)
+    assert rounds.history[-1]["a"].gpu_type == ends_on
+
+
+def test_a_started_job_moves_only_by_known_times():
+    """The times of others, which stand in for unknown ones in the matching, are no reason for a restart."""
+    rounds = Rounds(AlloX(), cluster(k80=1), {0: [known_job("a")], 1: [known("b", 10)]}).run(1)
+    rounds.nodes = cluster(v100=2, k80=1)
+    rounds.run(3)
+    assert [targets["a"].gpu_type for targets in rounds.history] == ["k80"] * 4
+
+
+def test_waiting_jobs_are_matched_with_the_gpus_of_started_jobs():
+    """Of two GPUs that get free, the V100 goes to the job that has the most of it, though the other is shorter."""
+    jobs = {0: [known("one", 10**6), known("two", 10**6, "steady")], 1: [known("q", 2000), known("s", 600, "steady")]}
+    rounds = Rounds(AlloX(), cluster(v100=1, k80=1), jobs, {"one": 2 * ROUND, "two": 2 * ROUND}).run(3)
+    assert {uid: place.gpu_type for uid, place in rounds.history[2].items()} == {"q": "v100", "s": "k80"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_a_started_job_is_never_stopped_to_wait(data):
+    """It holds GPUs in every round until its end, whichever jobs come, on types whose speed increases."""
+    table = TABLE
+    arrivals: dict[int, list] = {}
+    for number in range(data.draw(st.integers(1, 10))):
+        model, steps = data.draw(st.sampled_from(("quick", "steady"))), data.draw(st.integers(10**2, 10**6))
+        one = known_job(f"j{number}", model, 1, table=table, total_steps=steps)
+        arrivals.setdefault(data.draw(st.integers(0, 8)), []).append(one)
+    work = {job.uid: data.draw(st.integers(1, 6)) * ROUND for jobs in arrivals.values() for job in jobs}
+    rounds = Rounds(AlloX(), cluster(v100=data.draw(st.integers(1, 2)), k80=2), arrivals, work).run(40)
+    for uid in work:
+        ran = [targets[uid].gpu_type for targets in rounds.history if uid in targets]
+        first = next(n for n, targets in enumerate(rounds.history) if uid in targets)
+        assert all(uid in targets for targets in rounds.history[first : rounds.finished[uid] + 1])
+        assert ran == sorted(ran)  # "k80" before "v100", on which both models are faster
 
 
 def test_with_a_small_alpha_only_the_first_submitted_jobs_are_matched():
@@ -118,3 +173,16 @@ def test_any_cluster_and_queue_gets_a_valid_decision_twice(view, as_published):
     first = run_round(view, policy, None)
     assert json.loads(json.dumps(dict(first.state.data))) == first.state.data
     assert run_round(view, policy, first.state) == run_round(view, policy, first.state)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 942])  # with 942, paths of equal costs formed a circle
+def test_durations_over_many_orders_of_magnitude_are_matched(seed):
+    """Every job has a position, and no position has more jobs than the type has machines."""
+    rng = np.random.default_rng(seed)
+    size, types = int(rng.integers(2, 25)), int(rng.integers(2, 4))
+    seconds = 10 ** rng.uniform(-2, 6, (size, types))
+    seconds[rng.random((size, types)) < 0.3] = IMPOSSIBLE
+    widths, machines = rng.choice([0.3, 1, 2, 5], size), [int(count) for count in rng.integers(1, 4, types)]
+    found = match(seconds, widths, machines)
+    assert len(found) == size
+    assert all(found.count((j, k)) <= machines[j] for j, k in found)

@@ -21,6 +21,22 @@ def test_while_all_jobs_fit_no_gpus_are_shared():
     assert shares(Gandiva(), jobs, cluster(v100=2), sharing=True).keys() == {"a", "b"}
 
 
+def test_a_job_that_no_nodes_can_run_causes_no_pairs():
+    """Two jobs of one GPU run alone on four GPUs, although all three request more than the cluster has."""
+    table = small_table()
+    jobs = [known_job("a", table=table), known_job("b", table=table), known_job("huge", gpus=8, table=table)]
+    result = run_round(snapshot(jobs, cluster(v100=4), sharing=True), Gandiva(), None)
+    assert result.state.data["memory"]["pairs"] == []
+    assert {uid: place.gpus for uid, place in result.targets.items()} == {"a": 1, "b": 1}
+    assert not result.co_runners
+
+
+def test_jobs_are_paired_when_their_own_gpu_types_are_full():
+    """Idle GPUs of a type that neither job accepts do not count."""
+    jobs = [known_job(uid, gpu_types=("v100",)) for uid in "ab"]
+    assert shares(Gandiva(), jobs, cluster(v100=1, k80=4), sharing=True) == {"a+b": {"v100": 1.0}}
+
+
 def test_jobs_with_equal_numbers_of_gpus_are_paired_when_not_all_fit():
     """Pairs name the job that was submitted first; a job without a partner of its size stays alone."""
     table = small_table()

@@ -46,6 +46,15 @@ def test_gpus_that_one_user_cannot_use_go_to_the_others():
     assert found["b"] == {"v100": pytest.approx(0.5)}
 
 
+def test_a_user_can_use_no_more_gpus_than_the_accepted_types_have():
+    """Four jobs that accept a V100 alone can use one GPU of eight; the other user has the seven others."""
+    jobs = [known_job(uid, user="ann", gpu_types=("v100",)) for uid in "abcd"]
+    jobs += [known_job(f"b{number}", user="bob") for number in range(8)]
+    found = shares(GandivaFair(), jobs, cluster(v100=1, k80=7))
+    assert [found[uid] for uid in "abcd"] == [{"v100": 0.25}] * 4
+    assert sum(found["b0"].values()) == pytest.approx(7 / 8)
+
+
 def test_jobs_may_have_tickets_of_their_own():
     """Then a user with more jobs has more GPU time."""
     jobs = [known_job("a", user="ann"), *(known_job(uid, user="bob") for uid in "bcd")]

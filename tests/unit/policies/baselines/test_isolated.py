@@ -46,6 +46,12 @@ def test_each_job_has_an_equal_share_of_every_type():
     assert found == {uid: {"v100": 0.5, "k80": 0.25} for uid in "abcd"}
 
 
+def test_a_job_that_no_nodes_can_run_takes_no_share():
+    """The others have all of the time."""
+    found = shares(Isolated(), [known_job("a"), known_job("b"), known_job("huge", gpus=8)], cluster(v100=2))
+    assert found == {"a": {"v100": 1.0}, "b": {"v100": 1.0}, "huge": {}}
+
+
 def test_a_share_is_over_the_jobs_gpus_and_at_most_all_of_the_time():
     """A job of two GPUs has half of the time; a job's shares add up to 1 at most."""
     found = shares(Isolated(), [known_job("a"), known_job("b", gpus=2)], cluster(v100=4, k80=4))

@@ -37,7 +37,7 @@ def test_where_the_solver_gives_up_time_shares_are_equal(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("policies.baselines.max_sum_throughput.linprog", lambda *_, **__: failed)
         result = run_round(snapshot(jobs, cluster(v100=1, k80=1)), MaxSumThroughput(), None)
-    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, fallback="equal_shares")
+    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, substitute="equal_shares")
     assert all(degraded in reason.parts for reason in result.reasons.values())
     assert [share for _, share in result.state.data["ledger"]["shares"]] == [{"v100": 0.5, "k80": 0.5}] * 2
     later = run_round(snapshot(jobs[:1], cluster(v100=1, k80=1)), MaxSumThroughput(), result.state)

@@ -178,22 +178,22 @@ HARD = {
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("hard", HARD)
-def test_a_program_that_cannot_be_solved_falls_back_to_one_that_can(monkeypatch, policy, hard):
+def test_a_program_that_cannot_be_solved_has_a_substitute(monkeypatch, policy, hard):
     """Time shares stay valid, every job's reason says where they come from, and later rounds use the program again."""
     view = snapshot(MIXED, cluster(v100=2, k80=2), now=10.0)
     expected = shares_in(run_round(view, policy(), None))
-    fails, fallback = HARD[hard]
+    fails, substitute = HARD[hard]
     solve = policies.gavel.solve.linprog
     monkeypatch.setattr(policies.gavel.solve, "linprog", failing(solve, fails))
     result = run_round(view, policy(), None)
-    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, fallback=fallback)
+    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, substitute=substitute)
     assert result.decision.degraded == degraded
     assert all(degraded in reason.parts for reason in result.reasons.values())
     found = shares_in(result)
     assert all(sum(share.values()) <= 1 + CLOSE for share in found.values())
     for gpu_type in ("v100", "k80"):
         assert sum(share.get(gpu_type, 0.0) * (2 if uid == "b" else 1) for uid, share in found.items()) <= 2 + CLOSE
-    if fallback == "equal_shares":
+    if substitute == "equal_shares":
         assert set(found) == {"a", "b", "c"}
     else:
         speeds = [[speed_of(one, job) for job in MIXED] for one in (found, expected)]
@@ -213,7 +213,7 @@ def test_the_first_stage_alone_is_the_simple_program(monkeypatch, policy):
     hard = failing(solve, lambda c, method, *, presolve: np.count_nonzero(c) > 1)
     monkeypatch.setattr(policies.gavel.solve, "linprog", hard)
     result = run_round(view, policy(), None)
-    assert result.decision.degraded == Reason.of(Code.TIME_SHARES_DEGRADED, fallback="simple_program")
+    assert result.decision.degraded == Reason.of(Code.TIME_SHARES_DEGRADED, substitute="simple_program")
     assert set(shares_in(result)) == {"a", "b", "c"}
 
 
@@ -243,6 +243,14 @@ def test_water_filling_stops_at_the_level_that_it_has_reached(monkeypatch):
     first, others = problem_of.problem.throughput @ made.solve_simply(problem_of, {})
     assert first == pytest.approx(1.0, abs=CLOSE)
     assert others >= 0.25 - CLOSE
+
+
+def test_jobs_of_unknown_total_are_equally_long_whatever_their_speeds():
+    """Shortest job first serves the one that was submitted first."""
+    jobs = [rated("a", v100=118.0), rated("b", submitted=1.0, v100=196.0)]
+    assert shares(GavelShortestFirst(), jobs, cluster(v100=1), now=2.0) == {
+        "a": {"v100": pytest.approx(1.0, abs=CLOSE)}
+    }
 
 
 def held(uid, gpu_type, gpus=1):
