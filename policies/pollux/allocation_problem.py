@@ -123,8 +123,8 @@ class AllocationProblem:
         free = ~self.pinned
         each = allocation[free]
         gpus, nodes = each.sum(axis=1), np.count_nonzero(each, axis=1)
-        types = np.where(each > 0, self.node_types, -1)
-        mixed = types.max(axis=1, initial=-1) != np.where(each > 0, self.node_types, 10**6).min(axis=1, initial=10**6)
+        lowest = np.where(each > 0, self.node_types, UNLIMITED).min(axis=1, initial=UNLIMITED)
+        mixed = np.where(each > 0, self.node_types, -1).max(axis=1, initial=-1) != lowest
         uneven = each.max(axis=1, initial=0) * nodes != gpus
         distributed = (allocation > 0) & (np.count_nonzero(allocation, axis=1) > 1)[:, None]
         met = (distributed.sum(axis=0) > 1) & (distributed & free[:, None]).any(axis=0)

@@ -62,6 +62,8 @@ def direct_search(problem: AllocationProblem, *, seed: int, improvements: int, s
     Returns:
         GPUs by job and node; never worse than the present allocation, ``starts`` and their greedy completions.
     """
+    if not problem.present.size:
+        return problem.present
     order = np.array(sorted(range(len(problem.keys)), key=problem.keys.__getitem__), dtype=np.int64)
     sorted_problem = problem.reordered(order)
     found = _search(sorted_problem, seed, improvements, [start[order] for start in starts])

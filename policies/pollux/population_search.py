@@ -41,6 +41,8 @@ def population_search(
         The survivors, different from each other, the fittest first: GPUs by individual, job and node. All are feasible,
         and the first one is at least as fit as the present allocation and every feasible start.
     """
+    if not problem.present.size:
+        return problem.present[None]
     order = np.array(sorted(range(len(problem.keys)), key=problem.keys.__getitem__), dtype=np.int64)
     search = _Search(problem.reordered(order), np.random.default_rng(seed))
     found = search.run([start[order] for start in starts], generations, size)

@@ -105,6 +105,14 @@ def test_a_cluster_of_pinned_jobs_stays_as_it_is(search):
     assert (search(asked) == asked.present).all()
 
 
+@SEARCHES
+@pytest.mark.parametrize(("jobs", "nodes"), [(0, 3), (3, 0), (0, 0)])
+def test_without_jobs_or_nodes_there_is_nothing_to_search(search, jobs, nodes):
+    """The answer has the shape of the problem."""
+    asked = problem(np.ones((jobs, 1, 2, 3)), np.ones(nodes, dtype=np.int64))
+    assert search(asked).shape == (jobs, nodes)
+
+
 def test_prices_are_zero_where_gpus_are_plenty():
     """No job has to be priced out of a cluster that holds every job's best amount."""
     assert not clearing_prices(problem(scaling(2, 1, 3, np.random.default_rng(1)), [4] * 4)).any()
