@@ -162,7 +162,7 @@ def train(task: Task, batch: int, seed: int, steps: int) -> Training:
             noise.end_pass(None)
             if not micro.last:
                 continue
-            sums = noise.finish_step(1)
+            sums = noise.finish_step(step, 1)
             measured = sums and sums.measurement(batch)
             if measured:
                 averages = averages.updated(*measured, MEASURE_EVERY * batch / task.first_batch)

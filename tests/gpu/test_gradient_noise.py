@@ -67,7 +67,7 @@ def train_blocks(make, max_per_gpu, *, measures):
                 if noise is not None:
                     noise.end_pass(None)
             if noise is not None:
-                sums = noise.finish_step(1)
+                sums = noise.finish_step(step, 1)
             optimizer.step()
             optimizer.zero_grad()
         torch.cuda.synchronize()
