@@ -33,6 +33,7 @@ from trainer_shim.data.sample_order import SampleOrder, micro_batches
 DOCS = Path(__file__).parents[2] / "docs"
 POINTS = 40  # evaluations of a training
 TARGET = 0.6  # the part of the training at M0 after which its loss is the target
+SMOOTHED = 5  # evaluations
 LENGTH = 24  # characters of a sample of text
 
 
@@ -103,7 +104,7 @@ def teacher_task() -> Task:
         rule="adascale",
         data=(inputs[:-512], classes[:-512], inputs[-512:], classes[-512:]),
         make=lambda: nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
         loss=functional.cross_entropy,
     )
 
@@ -120,21 +121,26 @@ class Training:
         noise_scales: the noise scale after each step, from the first one on in which it is known.
     """
 
-    points: list[tuple[float, int, float]] = field(default_factory=list)
+    points: list[tuple[float, float, float]] = field(default_factory=list)
     noise_scales: list[float] = field(default_factory=list)
 
+    @property
+    def smoothed(self) -> list[tuple[float, float, float]]:
+        """The evaluations as means over SMOOTHED neighbours each: one alone is too rough for a target."""
+        windows = [self.points[start : start + SMOOTHED] for start in range(len(self.points) - SMOOTHED + 1)]
+        return [(_average(window, 0), _average(window, 1), _average(window, 2)) for window in windows]
+
     def samples_until(self, loss: float) -> tuple[float, float] | None:
-        """Return progress and samples until the loss is down to `loss` for good, interpolated; None if it never is."""
-        above = [number for number, point in enumerate(self.points) if point[2] > loss]
-        first = above[-1] + 1 if above else 0
-        if first == len(self.points):
-            return None
-        after = self.points[first]
-        if not first:
-            return after[0], after[1]
-        before = self.points[first - 1]
-        part = (before[2] - loss) / (before[2] - after[2])
-        return before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1])
+        """Return progress and samples until the loss is down to `loss` first, interpolated; None if it never is."""
+        before: tuple[float, float, float] | None = None
+        for after in self.smoothed:
+            if after[2] <= loss:
+                if before is None:
+                    return after[:2]
+                part = (before[2] - loss) / (before[2] - after[2])
+                return before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1])
+            before = after
+        return None
 
 
 def train(task: Task, batch: int, seed: int, steps: int) -> Training:
@@ -156,7 +162,7 @@ def train(task: Task, batch: int, seed: int, steps: int) -> Training:
             noise.end_pass(None)
             if not micro.last:
                 continue
-            sums = noise.finish_step(1)
+            sums = noise.finish_step(step, 1)
             measured = sums and sums.measurement(batch)
             if measured:
                 averages = averages.updated(*measured, MEASURE_EVERY * batch / task.first_batch)
@@ -184,8 +190,7 @@ def compare(task: Task, batches: Sequence[int], seeds: int, steps: int) -> dict[
         for batch in sorted({task.first_batch, *batches})
     }
     firsts = trainings[task.first_batch]
-    # the mean over the seeds of the loss at M0, which a single evaluation knows too roughly
-    target = statistics.mean(first.points[int(TARGET * len(first.points)) - 1][2] for first in firsts)
+    target = statistics.mean(first.smoothed[int(TARGET * len(first.smoothed))][2] for first in firsts)
     needed = [found[1] for first in firsts if (found := first.samples_until(target)) is not None]
     result: dict[int, dict[str, float | None]] = {}
     for batch, runs in trainings.items():
@@ -229,6 +234,10 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"| {shown} |", flush=True)
     common.finish(result, as_json=options.json)
     return 0
+
+
+def _average(points: Sequence[Sequence[float]], column: int) -> float:
+    return statistics.mean(point[column] for point in points)
 
 
 def _mean(values: Sequence[float]) -> float | None:

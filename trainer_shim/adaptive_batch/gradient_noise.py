@@ -174,18 +174,22 @@ class GradientNoise:
         if single:
             self._copy_gradients(micro.global_samples, scale)
 
-    def finish_step(self, ranks: int) -> LocalSums | None:
-        """Return this rank's part of the measurement of the step; waits for the device where there is one.
+    def finish_step(self, step: int, ranks: int) -> LocalSums | None:
+        """Return this rank's part of the measurement of a step, None on all ranks for a step that is not measured.
 
-        Returns None on all ranks for a step that is not measured. `ranks` is the number of ranks.
+        Waits for the device where there is a measurement.
+
+        Args:
+            step: the number of the step.
+            ranks: the number of ranks.
         """
         if self._earlier is not None and self._earlier.step != self._step:
             self._earlier = None  # compared by now
-        if not self._measured:
+        if not self._measures(step):
             return None
         parts = [self._weighted_squares, self._mean_square, self._product, self._difference_square]
         known = [part for part in parts if part is not None]
-        if self._invalid or not known:
+        if self._invalid or not known or step != self._step:  # a step without `begin_pass` has no gradients here
             return LocalSums(invalid=1.0)
         zero = torch.zeros_like(known[0])
         squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()

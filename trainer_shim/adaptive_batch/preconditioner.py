@@ -5,6 +5,7 @@ The gradient noise is that of P g (Eq. 5 of "Pollux"), because an adaptive optim
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -12,30 +13,31 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# The divisor of a parameter's gradient, from the parameter's group and its state in the optimizer. The bias of the
-# averages of Adam is corrected, or its first steps, whose averages are still small, would outweigh all others.
-Divisor = Callable[[dict[str, Any], dict[str, Any]], torch.Tensor]
+# The mean square by which an optimizer normalizes a parameter's gradient, from the parameter's group and its state in
+# the optimizer. The bias of Adam's averages is corrected, or its first steps, whose averages are still small, would
+# outweigh all others.
+MeanSquare = Callable[[dict[str, Any], dict[str, Any]], torch.Tensor]
 
 
 def _adam(group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
     square = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
     unbiased = 1 - group["betas"][1] ** state["step"]
-    return (square / unbiased).sqrt_().add_(group["eps"])  # type: ignore[no-any-return]
+    return square / unbiased  # type: ignore[no-any-return]
 
 
-def _adagrad(group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
-    return state["sum"].sqrt().add_(group["eps"])  # type: ignore[no-any-return]
+def _adagrad(_: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
+    return state["sum"]  # type: ignore[no-any-return]
 
 
 def _rmsprop(group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
     square = state["square_avg"]
     if group["centered"]:
         square = square - state["grad_avg"].square()
-    return square.clamp(min=0).sqrt_().add_(group["eps"])  # type: ignore[no-any-return]
+    return square.clamp(min=0)  # type: ignore[no-any-return]
 
 
 # By exact type: a subclass may take other steps. None is the identity.
-_DIVISORS: dict[type[torch.optim.Optimizer], Divisor | None] = {
+_MEAN_SQUARES: dict[type[torch.optim.Optimizer], MeanSquare | None] = {
     torch.optim.SGD: None,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
@@ -46,12 +48,12 @@ _DIVISORS: dict[type[torch.optim.Optimizer], Divisor | None] = {
 
 def unknown_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
     """Return the class names of the optimizers whose preconditioner is not known."""
-    return sorted({type(optimizer).__name__ for optimizer in optimizers if type(optimizer) not in _DIVISORS})
+    return sorted({type(optimizer).__name__ for optimizer in optimizers if type(optimizer) not in _MEAN_SQUARES})
 
 
 def known_optimizers() -> list[str]:
     """Return the class names of the optimizers whose preconditioner is known."""
-    return sorted(kind.__name__ for kind in _DIVISORS)
+    return sorted(kind.__name__ for kind in _MEAN_SQUARES)
 
 
 class Preconditioner:
@@ -67,16 +69,21 @@ class Preconditioner:
         self._optimizer = optimizer
         self._group = group
         self._parameter = parameter
-        self._divisor = _DIVISORS[type(optimizer)]
+        self._mean_square = _MEAN_SQUARES[type(optimizer)]
 
     @property
     def ready(self) -> bool:
         """Whether the optimizer has the state that the preconditioner needs; after its first step."""
-        return self._divisor is None or bool(self._optimizer.state.get(self._parameter))
+        return self._mean_square is None or bool(self._optimizer.state.get(self._parameter))
 
     def apply(self, *gradients: torch.Tensor) -> list[torch.Tensor]:
-        """Return P times each of the gradients; the gradients themselves where P is the identity."""
-        if self._divisor is None:
+        """Return P times each of the gradients; the gradients themselves where P is the identity.
+
+        An element that has had no gradient so far, such as the row of a rare word, counts as 0: nothing but the
+        optimizer's epsilon would bound its P, which the step itself bounds by the new gradient.
+        """
+        if self._mean_square is None:
             return list(gradients)
-        divisor = self._divisor(self._group, self._optimizer.state[self._parameter])
+        square = self._mean_square(self._group, self._optimizer.state[self._parameter])
+        divisor = square.sqrt().add_(self._group["eps"]).masked_fill_(square == 0, math.inf)
         return [gradient / divisor for gradient in gradients]

@@ -184,12 +184,16 @@ class BatchAdaptation:
             one = torch.ones((), device=self._noise.device)
             self._noise.end_pass(None if scaler is None or not scaler.is_enabled() else scaler.scale(one))
 
-    def finish_gradients(self, samples: int) -> float:
-        """Note that the gradients of a step of `samples` samples are whole, and return the factor on its learning rate.
+    def finish_gradients(self, step: int, samples: int) -> float:
+        """Note that the gradients of a step are whole, and return the factor on its learning rates.
 
         Collective in the steps that are measured.
+
+        Args:
+            step: the number of the step, from 0.
+            samples: the samples of the step, over all ranks.
         """
-        own = None if self._noise is None else self._noise.finish_step(self._group.size)
+        own = None if self._noise is None else self._noise.finish_step(step, self._group.size)
         if own is not None:
             measured = type(own)(*self._group.sum(own)).measurement(samples)
             if measured is not None:

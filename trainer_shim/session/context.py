@@ -337,7 +337,9 @@ class Context:
         self._accumulation.mark_stepped(micro)
         self._start_boundary_vote()  # for a script that calls no ctx.backward
         adaptation = self._adaptation
-        factor = 1.0 if adaptation is None else adaptation.finish_gradients(micro.global_samples)
+        factor = 1.0
+        if adaptation is not None:
+            factor = adaptation.finish_gradients(self._progress.step, micro.global_samples)
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
         with scaled_learning_rates(optimizers, factor):
             for optimizer in optimizers:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer_shim.adaptive_batch.gradient_noise import GradientNoise, LocalSums, unmeasurable
+from trainer_shim.adaptive_batch.preconditioner import Preconditioner
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.data.sample_order import micro_batches
@@ -83,7 +84,7 @@ def train_step(ranks, plan, step, generator, *, loss_scale=1.0, scaler=None):
     for rank in ranks:
         rank.weight.grad.copy_(mean)
         rank.noise.end_pass(scaler)
-        found.append(rank.noise.finish_step(len(ranks)))
+        found.append(rank.noise.finish_step(step, len(ranks)))
         rank.weight.grad = None
     return None if found[0] is None else LocalSums(*map(sum, zip(*found, strict=True)))
 
@@ -199,7 +200,7 @@ def test_groups_with_different_learning_rates():
         noise.begin_pass(step, micro)
         ((first**2).sum() / 2 + (second**2).sum() / 2).backward()
         noise.end_pass(None)
-        found = noise.finish_step(1)
+        found = noise.finish_step(step, 1)
         first.grad = second.grad = None
     assert found.measurement(3) == pytest.approx((4 * 1.0 + 0.01 * 4 * 4.0, 0.0))
 
@@ -213,7 +214,15 @@ def test_two_backward_passes_of_one_parameter():
             rank.noise.begin_pass(0, micro)
             rank.weight.sum().backward()
             rank.noise.end_pass(None)
-    assert rank.noise.finish_step(2).invalid
+    assert rank.noise.finish_step(0, 2).invalid
+
+
+def test_a_step_without_gradients():
+    """A step whose script has called no backward pass of the shim is no measurement, and no earlier one again."""
+    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    generator = torch.Generator().manual_seed(3)
+    assert not train_step([rank], plan_batch(4, 1, 2), 0, generator).invalid
+    assert rank.noise.finish_step(1, 1).invalid
 
 
 def test_adaptive_optimizers_before_their_first_step():
@@ -224,7 +233,19 @@ def test_adaptive_optimizers_before_their_first_step():
         noise.begin_pass(0, micro)
         weight.sum().backward()
         noise.end_pass(None)
-    assert noise.finish_step(2).invalid
+    assert noise.finish_step(0, 2).invalid
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "rmsprop"])
+def test_an_element_without_an_earlier_gradient(name):
+    """The first gradient of an element, such as a rare word's, is not divided by the epsilon alone."""
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer = OPTIMIZERS[name]([weight])
+    weight.grad = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    optimizer.step()
+    (whole,) = Preconditioner(optimizer, optimizer.param_groups[0], weight).apply(torch.ones(2, dtype=torch.float64))
+    assert 0 < whole[0].item() < 10
+    assert whole[1].item() == 0
 
 
 def test_what_cannot_be_measured_is_named():

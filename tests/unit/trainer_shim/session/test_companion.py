@@ -78,6 +78,17 @@ def start(tmp_path, monkeypatch, trainer_process):
     return make
 
 
+@pytest.mark.parametrize("batch", [None, {"plan": 0}])
+def test_the_batch_of_a_framework_does_not_adapt(start, tmp_path, monkeypatch, caplog, batch):
+    """Where the tag asks for it, the log says that the batch stays fixed, and what to do."""
+    lease = tmp_path / "lease.json"
+    lease.write_text(json.dumps({"format": 1, "run": 1, "stop": None, "batch": batch}))
+    monkeypatch.setenv("METASCHED_LEASE", str(lease))
+    monkeypatch.setenv("METASCHED_RUN", "1")
+    start()
+    assert ("a framework owns the training loop: take batch=adaptive out of the tag" in caplog.text) == bool(batch)
+
+
 def save(companion, **options):
     path = companion.directory / f"step-{companion.step}.ckpt"
     path.write_bytes(b"state")
