@@ -19,7 +19,6 @@ from metasched.configuration.config import Config
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
-from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
