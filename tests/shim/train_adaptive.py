@@ -102,6 +102,9 @@ def main():
                     }
                     log.write(json.dumps(line) + "\n")
                     trained = []
+                    write = ctx._checkpointing.saver._pending
+                    if not args.checkpoint_every and write is not None:
+                        write._thread.join()  # else few steps may be made before a slow disk has the checkpoint
                     for step in args.halt:
                         while ctx.step_count >= step and not (args.directory / f"go-{step}").exists():
                             time.sleep(0.01)
