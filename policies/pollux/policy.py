@@ -39,7 +39,7 @@ class PolluxParameters(PolicyParameters):
 
     Attributes:
         p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness.
-        improvements: neighbourhoods that a search tries.
+        improvements: neighbourhoods that a search tries for each job.
         avoid_interference: whether at most one job over several nodes is placed on a node.
         restart_seconds: assumed seconds of a re-allocation of a job of which none was measured.
         background: whether the daemon searches in the background, rather than in the round.
@@ -47,7 +47,7 @@ class PolluxParameters(PolicyParameters):
     """
 
     p: float = -1.0
-    improvements: int = Field(default=2000, ge=0)
+    improvements: int = Field(default=20, ge=0)
     avoid_interference: bool = True
     restart_seconds: float = Field(default=30.0, ge=0)
     background: bool = True
@@ -96,7 +96,7 @@ class Pollux(Policy):
         chosen = direct_search(
             found.problem,
             seed=self.parameters.seed + snapshot.round,
-            improvements=self.parameters.improvements,
+            improvements=self.parameters.improvements * len(found.jobs),
             starts=[found.matrix(last)],
         )
         return {ALLOCATION: found.rows(chosen), SEARCHED_AT: snapshot.now}

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Hold, Job, Node, Preempt, Quota, Status
 from metasched.core.policy import PolicyState, installed_policies
 from metasched.core.reason_words import words
@@ -75,6 +76,11 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     ),
     "max_sum_throughput": TIME_SHARES,
     "optimus": (),
+    "pollux": (
+        {"p": 1.0, "improvements": 0, "background": False},
+        {"p": -10.0, "avoid_interference": False, "restart_seconds": 0.0},
+        {"p": 0.0, "background": False},
+    ),
     "slurm": ({"backfill": False}, {"default_limit_seconds": 1.0, "favor_small": True, "half_life_seconds": 1e-3}),
     "srsf": ELASTIC,
     "srtf": ELASTIC,
@@ -113,8 +119,36 @@ SPEEDS = st.one_of(
         st.sampled_from((0.9, None, 0.0, 0.5, 1.0)),
     ),
 )
+BATCHES = st.one_of(
+    st.none(),
+    st.builds(
+        Batching,
+        first_batch=st.sampled_from((1, 64, 10**9)),
+        control=st.sampled_from(BatchControl),
+        plan=st.sampled_from((None, BatchPlan(1), BatchPlan(64, 3), BatchPlan(10**9, 10**9))),
+        global_batch=st.sampled_from((None, 1, 64, 10**9)),
+        max_batch=st.sampled_from((None, 1, 64, 4096, 10**9)),
+        min_per_gpu=st.sampled_from((1, 32, 10**9)),
+        max_per_gpu=st.sampled_from((None, 1, 64, 10**9)),
+    ),
+)
+NOISE = st.one_of(
+    st.none(), st.builds(GradientNoise, st.sampled_from((0.0, 1e-30, 1.0, 1e30)), st.sampled_from((0.0, 1e-30, 1e30)))
+)
+SECONDS = st.sampled_from((0.0, 1e-12, 0.01, 1e8))
+ITERATIONS = st.dictionaries(  # a fit's first parameter is above 0
+    st.sampled_from((*GPU_TYPES, "gone")),
+    st.tuples(st.sampled_from((1e-9, 0.01, 1e8)), *[SECONDS] * 5, st.sampled_from((1.0, 2.5, 10.0))),
+    max_size=2,
+)
 KNOWLEDGE = {
     "speed": SPEEDS,
+    "batching": BATCHES,
+    "noise": NOISE,
+    "iteration_parameters": ITERATIONS,
+    "restart_seconds": st.sampled_from((None, 0.0, 30.0, 1e9)),
+    "adaptive_batch": st.booleans(),
+    "most_gpus": st.sampled_from((0, 1, 64)),
     "learns_speed": st.booleans(),
     "steps_per_second": st.sampled_from((None, 1e-8, 1.0, 1e6)),
     "expected_service": st.sampled_from((None, 0.0, 1.0, 1e12)),
