@@ -73,7 +73,7 @@ class Pollux(Policy):
         """Grant the latest allocation that was found, and GPUs that remain to the jobs that gain most."""
         found = self._problem(snapshot)
         latest = self._latest(snapshot, state, found)
-        allocation = greedy_allocation(found.problem, found.matrix(latest.get(ALLOCATION, {})))
+        allocation = found.realisable(greedy_allocation(found.problem, found.matrix(latest.get(ALLOCATION, {}))))
         data = {ALLOCATION: found.rows(allocation), SEARCHED_AT: latest.get(SEARCHED_AT)}
         return _decision(snapshot, found, allocation), PolicyState(1, data)
 
@@ -113,7 +113,7 @@ class Pollux(Policy):
 
 def _decision(snapshot: Snapshot, found: RoundProblem, allocation: Ints) -> Decision:
     """Grants of an allocation; jobs without GPUs wait, or run where other jobs' grants cannot be realised."""
-    speedups = found.problem.speedups_of(allocation)
+    speedups = found.problem.speedups_of(allocation) if found.nodes else np.zeros(len(found.jobs))
     grants, fallback, waits = [], [], {}
     for number, job in enumerate(found.jobs):
         row = allocation[number]

@@ -61,6 +61,14 @@ class RoundProblem:
             if row.any()
         }
 
+    def realisable(self, allocation: Ints) -> Ints:
+        """An allocation without the rows of jobs that need another number of nodes."""
+        found = allocation.copy()
+        for number, job in enumerate(self.jobs):
+            if job.nodes not in (None, np.count_nonzero(found[number])) and not self.problem.pinned[number]:
+                found[number] = 0
+        return found
+
     def placement(self, row: Ints) -> Placement:
         """The placement of one job's row, which is not empty."""
         numbers = np.flatnonzero(row)
