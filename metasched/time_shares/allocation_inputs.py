@@ -65,6 +65,14 @@ class AllocationInputs:
         """GPU types on which each of two jobs can run."""
         return [gpu_type for gpu_type in self.gpus_per_node[one.uid] if gpu_type in self.gpus_per_node[other.uid]]
 
+    def pair_types(self, one: Job, other: Job) -> list[str]:
+        """GPU types on which each of two jobs can run, and on which they are not known to be unable to share GPUs."""
+        return [
+            gpu_type
+            for gpu_type in self.common_types(one, other)
+            if 0.0 not in (self.colocated_speed(one, other, gpu_type), self.colocated_speed(other, one, gpu_type))
+        ]
+
     def speed(self, job: Job, gpu_type: str) -> float | None:
         """Steps per second of a job alone and consolidated; None where it is not known.
 

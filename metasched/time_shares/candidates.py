@@ -46,9 +46,4 @@ def with_all_pairs(
 
 def _pair(inputs: AllocationInputs, one: Job, other: Job) -> Candidate:
     """Two jobs on the same GPUs, of the types on which they are not known to be unable to run co-located."""
-    types = tuple(
-        gpu_type
-        for gpu_type in inputs.common_types(one, other)
-        if inputs.colocated_speed(one, other, gpu_type) != 0.0 and inputs.colocated_speed(other, one, gpu_type) != 0.0
-    )
-    return Candidate((one.uid, other.uid), one.gpus, types)
+    return Candidate((one.uid, other.uid), one.gpus, tuple(inputs.pair_types(one, other)))

@@ -18,19 +18,21 @@ def equal_shares(
         combinations: jobs and pairs of the inputs; None for each job alone.
 
     Returns:
-        The fraction of the time by combination and GPU type on which all of its jobs can run: 1/n of the type's GPUs
-        over the combination's GPUs, reduced where the sum over types would be above 1.
+        The fraction of the time by combination and GPU type on which it can run: 1/n of the type's GPUs over the
+        combination's GPUs, reduced where the sum over types would be above 1.
     """
-    gpus = {job.uid: job.gpus for job in inputs.jobs}
-    combinations = [(uid,) for uid in gpus] if combinations is None else combinations
+    jobs = {job.uid: job for job in inputs.jobs}
+    combinations = [(uid,) for uid in jobs] if combinations is None else combinations
     types = {
-        combination: [t for t in inputs.capacity if all(t in inputs.gpus_per_node[uid] for uid in combination)]
+        combination: inputs.gpus_per_node[combination[0]]
+        if len(combination) == 1
+        else inputs.pair_types(*(jobs[uid] for uid in combination))
         for combination in combinations
     }
     count = sum(1 for usable in types.values() if usable)
     found = {}
     for combination, usable in types.items():
-        share = {gpu_type: inputs.capacity[gpu_type] / count / gpus[combination[0]] for gpu_type in usable}
+        share = {gpu_type: inputs.capacity[gpu_type] / count / jobs[combination[0]].gpus for gpu_type in usable}
         excess = max(sum(share.values()), 1.0)
         found[combination] = {gpu_type: part / excess for gpu_type, part in share.items()}
     return found

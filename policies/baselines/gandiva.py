@@ -28,10 +28,13 @@ class GandivaParameters(TimeShareParameters):
             the mean over the GPU types; 1 equals time-slicing.
         time_slices: whether the jobs of a pair are time-sliced (section 3.1): one is suspended in the GPU's memory
             while the other runs. Such pairs stay together. A simulation runs both at once all the same.
+        as_published: whether jobs are paired whatever is known of their speeds together, as in Gavel's public code,
+            which then separates those that cannot run together.
     """
 
     least_gain: float = Field(default=1.0, ge=0)
     time_slices: bool = False
+    as_published: bool = False
 
 
 class Gandiva(TimeSharePolicy):
@@ -58,30 +61,35 @@ class Gandiva(TimeSharePolicy):
             return equal_shares(inputs), {**memory, "pairs": [list(pair) for pair in pairs]}
         rng = ResumableRng.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in pairs for uid in pair}
-        single = [job for job in inputs.jobs if job.uid not in paired and not job.whole_gpus]
+        single = [
+            job for job in inputs.jobs if job.uid not in paired and not job.whole_gpus and inputs.gpus_per_node[job.uid]
+        ]
+        types = inputs.common_types if self.parameters.as_published else inputs.pair_types
         for _ in range(len(single)):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
             one, other = rng.sample(single, 2)
-            if one.gpus == other.gpus and inputs.common_types(one, other):
+            if one.gpus == other.gpus and types(one, other):
                 single.remove(one)
                 single.remove(other)
                 pairs.append(pair_of(one, other))
-        alone = [(job.uid,) for job in (*single, *(job for job in inputs.jobs if job.whole_gpus))]
+        paired = {uid for pair in pairs for uid in pair}
+        alone = [(job.uid,) for job in inputs.jobs if job.uid not in paired]
         return equal_shares(inputs, [*pairs, *alone]), {"pairs": [list(pair) for pair in pairs], "used": rng.used}
 
     def _gains(self, inputs: AllocationInputs, one: Job, other: Job) -> bool:
         """Whether a pair reaches ``least_gain``; speeds that are not known count as time-slicing."""
+        types = inputs.pair_types(one, other)
+        if not types or types != inputs.common_types(one, other):
+            return False
+        if self.parameters.time_slices:
+            return True
         gains = []
-        for gpu_type in inputs.common_types(one, other):
+        for gpu_type in types:
             for job, co_runner in ((one, other), (other, one)):
                 colocated, isolated = inputs.colocated_speed(job, co_runner, gpu_type), inputs.speed(job, gpu_type)
-                if colocated == 0.0:
-                    return False
-                if self.parameters.time_slices:
-                    return True
                 gains.append(colocated / isolated if colocated is not None and isolated else 0.5)
-        return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
+        return 2 * sum(gains) / len(gains) >= self.parameters.least_gain
 
 
 def _all_fit(inputs: AllocationInputs) -> bool:

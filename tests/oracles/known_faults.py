@@ -6,9 +6,6 @@ import pytest
 
 KNOWN_FAULTS = {
     "ares growth": "a job that runs grows on free GPUs alone where its grant allows fewer; later jobs keep theirs",
-    "gandiva pairing": "jobs that can run nowhere are drawn as partners, and use up the attempts",
-    "gandiva_fair promises": "a job's part of the total is spread over its types whatever others need there",
-    "gandiva_fair total": "the total that tickets divide includes GPUs that no job can use",
 }
 
 

@@ -95,7 +95,33 @@ def test_gandiva_fair_divides_gpu_time_by_tickets(by_user):
     for_examples(draw_instance, check, simpler)
 
 
-@fails_by("gandiva_fair promises")
+@pytest.mark.parametrize("by_user", [True, False], ids=["users", "jobs"])
+def test_no_user_of_gandiva_fair_can_have_more(by_user):
+    """Unless another user, which has no more GPUs per ticket, gets less: by linear programs over all allocations."""
+    policy = GandivaFair(GandivaFairParameters(by_user=by_user))
+
+    def check(instance):
+        made = Allocations(instance)
+        found = Found(made, policy, instance.snapshot())
+        users = {}
+        for uid, one in made.job.items():
+            users.setdefault(one.account if by_user else uid, []).append(uid)
+        rows = {
+            user: {k: made.job[uids[0]].gpus for k, (uids, _) in enumerate(made.columns) if uids[0] in mine}
+            for user, mine in users.items()
+        }
+        gpus = {user: found.value(row) for user, row in rows.items()}
+        level = {user: gpus[user] / (1 if by_user else made.job[user].weight) for user in users}
+        for user, row in rows.items():
+            program = made.program()
+            for other in users:
+                if level[other] <= level[user] * (1 + TIME):
+                    program.at_least(rows[other], gpus[other] * (1 - TIME))
+            assert program.maximise(row)[0] <= gpus[user] + 100 * TIME
+
+    for_examples(draw_instance, check, simpler, every=4)
+
+
 def test_gandiva_fair_promises_no_more_gpus_than_there_are():
     """Two of three GPUs, which are of one type, are all that the second job can use: the first has the third."""
     model = ModelSpeed("m", (("p100", Fraction(1)), ("k80", Fraction(1))))

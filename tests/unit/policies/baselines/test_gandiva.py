@@ -96,14 +96,17 @@ def test_a_job_whose_co_runner_ended_has_an_interim_share():
     assert [[pair[1]], {"v100": 0.5}] in state.data["ledger"]["shares"]
 
 
-def trial(colocated, least_gain=1.0, seed=2):
+def of_speed(uids, colocated):
+    """Jobs of speed 10 alone, and of this speed together."""
+    table = ThroughputTable({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): colocated}}})
+    return [known_job(uid, "m", table=table) for uid in uids]
+
+
+def trial(colocated, least_gain=1.0, seed=2, **more):
     """Pairs of four jobs, and pairs after a fifth arrived, with this co-located speed where the isolated one is 10."""
-    alone = {("m", 1): 10.0}
-    table = ThroughputTable({"v100": alone}, {"v100": {("m", 1): {("m", 1): colocated}}})
-    policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain))
-    jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
-    first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), policy, None)
-    jobs.append(known_job("e", "m", table=table))
+    policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain, **more))
+    first = run_round(snapshot(of_speed("abcd", colocated), cluster(v100=1), sharing=True), policy, None)
+    jobs = of_speed("abcde", colocated)
     second = run_round(snapshot(jobs, cluster(v100=1), now=1.0, sharing=True), policy, first.state)
     return [[tuple(pair) for pair in result.state.data["memory"]["pairs"]] for result in (first, second)]
 
@@ -115,9 +118,46 @@ def test_pairs_with_the_least_gain_stay_together():
 
 
 def test_pairs_below_the_least_gain_are_separated():
-    """Their jobs are paired with others at random; a pair that cannot run co-located is never kept."""
+    """Their jobs are paired with others at random."""
     assert any(before != after for before, after in (trial(4.0, seed=seed) for seed in range(5)))
-    assert any(before != after for before, after in (trial(0.0, 0.0, seed=seed) for seed in range(5)))
+
+
+def test_jobs_that_cannot_run_together_are_not_paired():
+    """Such a pair would never run; the published algorithm makes it, and then separates it."""
+    assert all(trial(0.0, 0.0, seed=seed) == [[], []] for seed in range(5))
+    published = [trial(0.0, 0.0, seed=seed, as_published=True) for seed in range(5)]
+    assert all(before for before, _ in published)
+    assert any(before != after for before, after in published)
+
+
+def test_a_pair_is_separated_once_it_is_known_that_it_cannot_run_together():
+    """Even if no gain is asked for, and if pairs are time-sliced."""
+    for time_slices in (False, True):
+        policy = Gandiva(GandivaParameters(least_gain=0.0, time_slices=time_slices))
+        first = run_round(snapshot(of_speed("ab", 5.0), cluster(v100=1), sharing=True), policy, None)
+        second = run_round(snapshot(of_speed("ab", 0.0), cluster(v100=1), 1.0, sharing=True), policy, first.state)
+        assert [result.state.data["memory"]["pairs"] for result in (first, second)] == [[["a", "b"]], []]
+
+
+def test_a_pair_has_time_on_the_types_where_it_runs_together():
+    """On the other type the jobs cannot share GPUs."""
+    speeds = {kind: {("m", 1): 10.0} for kind in ("v100", "k80")}
+    together = {"v100": {("m", 1): {("m", 1): 0.0}}, "k80": {("m", 1): {("m", 1): 6.0}}}
+    table = ThroughputTable(speeds, together)
+    jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
+    found = shares(Gandiva(), jobs, cluster(v100=1, k80=1), sharing=True)
+    assert {uids: share.keys() for uids, share in found.items() if "+" in uids}
+    assert all(share.keys() == {"k80"} for uids, share in found.items() if "+" in uids)
+
+
+def test_jobs_that_can_run_nowhere_are_not_drawn_as_partners():
+    """The two jobs that can run are paired for every seed."""
+    table = small_table()
+    jobs = [known_job(uid, table=table) for uid in "ab"]
+    jobs += [known_job(uid, gpu_types=("p100",), table=table) for uid in "cdefg"]
+    for seed in range(10):
+        found = shares(Gandiva(GandivaParameters(seed=seed)), jobs, cluster(v100=1), sharing=True)
+        assert {uids for uids, share in found.items() if share} == {"a+b"}
 
 
 def test_a_pair_of_unknown_speed_stays_together():

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +7,8 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Snapshot
 from metasched.scheduling.engine import run_round
-from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters, divide
+from metasched.time_shares.allocation_inputs import allocation_inputs
+from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from tests.unit.gavel_tables import cluster, known_job
 from tests.unit.rounds import ROUND, Rounds
 from tests.unit.strategies import snapshots
@@ -71,9 +73,44 @@ def test_as_published_all_jobs_have_equal_time():
 
 def test_shares_are_divided_over_all_types_that_a_job_can_use():
     """They are in proportion to the types' GPUs."""
+    jobs = [known_job("a", user="ann"), known_job("b", gpus=2, user="bob")]
+    found = shares(GandivaFair(), jobs, cluster(v100=2, k80=6))
+    assert found == {uid: {"v100": 0.25, "k80": 0.75} for uid in "ab"}
+
+
+def test_a_job_leaves_a_gpu_type_to_jobs_that_can_use_no_other():
+    """Both run all of the time: the first job's share is on the type that the second cannot use."""
     jobs = [known_job("a", user="ann"), known_job("b", user="bob", gpu_types=("k80",))]
     found = shares(GandivaFair(), jobs, cluster(v100=1, k80=1))
-    assert found == {"a": {"v100": 0.5, "k80": 0.5}, "b": {"k80": 1.0}}
+    assert found == {"a": {"v100": 1.0}, "b": {"k80": 1.0}}
+
+
+def test_gpus_that_no_job_can_use_do_not_count():
+    """Users have equal parts of the one GPU that they can use."""
+    jobs = [known_job(uid, user=user, gpu_types=("k80",)) for uid, user in (("a", "ann"), ("b", "bob"), ("c", "bob"))]
+    found = shares(GandivaFair(), jobs, cluster(k80=1, v100=24))
+    assert found == {"a": {"k80": 0.5}, "b": {"k80": 0.25}, "c": {"k80": 0.25}}
+
+
+def test_a_type_without_gpus_has_no_time_shares():
+    """Retained jobs have all of its GPUs; a job that was placed there has its time on other types."""
+    jobs = [known_job("a", user="ann"), known_job("b", user="bob")]
+    inputs = allocation_inputs(Snapshot(0.0, 1, ROUND, cluster(v100=1, k80=1), tuple(jobs)))
+    inputs = replace(
+        inputs, capacity={"v100": 1, "k80": 0}, gpus_per_node={"a": {"k80": (1,), "v100": (1,)}, "b": {"k80": (1,)}}
+    )
+    assert GandivaFair().time_shares(inputs, {}) == ({("a",): {"v100": 1.0}}, {})
+
+
+def test_a_user_whose_job_finds_its_type_full_has_more_time_with_another_job():
+    """Each user has one of two GPUs: as bob can use the K80 alone, ann has the V100."""
+    jobs = [
+        known_job("a", user="ann", gpu_types=("k80",)),
+        known_job("b", user="ann", gpu_types=("v100",)),
+        known_job("c", user="bob", gpu_types=("k80",)),
+    ]
+    found = shares(GandivaFair(), jobs, cluster(v100=1, k80=1))
+    assert found == {"b": {"v100": 1.0}, "c": {"k80": 1.0}, "a": {}}
 
 
 def test_received_gpu_time_is_in_proportion_to_tickets():
@@ -82,21 +119,6 @@ def test_received_gpu_time_is_in_proportion_to_tickets():
     rounds = Rounds(GandivaFair(), cluster(v100=2), {0: jobs}).run(20)
     had = {uid: job.attained_service for uid, job in rounds.jobs.items()}
     assert had["a"] == pytest.approx(had["b"] + had["c"], abs=2 * ROUND)
-
-
-@given(
-    st.floats(0.1, 100),
-    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 50)), min_size=1, max_size=8),
-)
-def test_divided_parts_are_in_proportion_or_at_their_most(total, parts):
-    """No part is above its most, all is given out if possible, and parts below their most are equal per ticket."""
-    tickets, most = zip(*parts, strict=True)
-    found = divide(total, tickets, most)
-    assert all(amount <= limit * (1 + 1e-9) for amount, limit in zip(found, most, strict=True))
-    assert sum(found) == pytest.approx(min(total, sum(most)))
-    rates = [found[i] / tickets[i] for i in range(len(found))]
-    open_ended = [rates[i] for i in range(len(found)) if found[i] < most[i] * (1 - 1e-6)]
-    assert all(rate == pytest.approx(max(rates), rel=1e-6) for rate in open_ended)
 
 
 @settings(deadline=None, max_examples=40)
