@@ -10,8 +10,8 @@ A round, step by step:
    largest deficit against fair sharing first. Only GPUs count that jobs can use (``_PoolLimits``).
 4. Queue: each job gets the GPU type and size at which it is fastest, up to the size that scaling control allows
    (``scaling``, section 3.3).
-5. Remaining GPUs go to the pool, then to efficient or faster sizes (``leftovers``), then to sizes without a known speed
-   (``explore``). Jobs without GPUs get CPUs last.
+5. Remaining GPUs go to the pool, then to efficient or faster sizes (``leftovers``), of the queue and then of the pool,
+   then to sizes without a known speed (``explore``). Jobs without GPUs get CPUs last.
 """
 
 from __future__ import annotations
@@ -165,6 +165,8 @@ class _Round:
             self._give_leftovers(ScalingControl.between)
         if self.parameters.leftovers == "faster":
             self._give_leftovers(ScalingControl.beyond)
+        if self.parameters.leftovers != "none":
+            self._grow_pool()
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
@@ -316,6 +318,21 @@ class _Round:
                 served.add(job.uid)
                 limits.charge(job)
         return served
+
+    def _grow_pool(self) -> None:
+        """Give remaining GPUs to the jobs of the pool, in order, up to the sizes that scaling control allows."""
+        for job in self.unknown:
+            amount = self.capacity_pool.assigned.get(job.uid)
+            if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
+                continue
+            left, held = self._left(job, amount.gpu_type), self._held(job)
+            scaling = self._scaling(job) if left > 0 else None
+            for size in () if scaling is None else scaling.sizes(amount.gpu_type):
+                if size.gpus <= amount.gpus:
+                    break
+                worth = held is None or self._is_worth_restart(job, held, size)
+                if worth and self.capacity_pool.assign(job, size.amount):
+                    break
 
     def _began_recently(self, job: Job) -> bool:
         """Whether a job runs, and has for less than ``turn_seconds``."""

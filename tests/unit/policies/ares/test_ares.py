@@ -409,6 +409,18 @@ def test_gpus_that_the_pool_does_not_use_go_to_the_queue():
     assert amounts([job("u", 7, 1, 7)], nodes(1, 8)) == {"u": 7}
 
 
+def test_jobs_of_unknown_demand_grow_on_gpus_that_nobody_needs():
+    """As far as scaling control allows; a job of known demand has them first, and `leftovers` may forbid it."""
+    unknown = job("u", 2, high=8, speed=linear(1.0))
+    assert amounts([unknown], nodes(1, 8)) == {"u": 8}
+    assert amounts([unknown.evolve(speed=None)], nodes(1, 8)) == {"u": 2}
+    assert amounts([unknown, job("k", 2, high=4, left=10, speed=linear(1.0))], nodes(1, 8)) == {"k": 4, "u": 4}
+    still = Ares(AresParameters(leftovers="none"))
+    assert {
+        uid: place.gpus for uid, place in run_round(snapshot([unknown], nodes(1, 8)), still, None).targets.items()
+    } == {"u": 2}
+
+
 def run_rounds(gpus, jobs, rounds, seconds=600.0):
     """GPU-seconds that each job receives in that many rounds without restart costs; no job ends."""
     attained = dict.fromkeys((one.uid for one in jobs), 0.0)
