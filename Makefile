@@ -47,8 +47,8 @@ slurm: cluster ## tests on a private Slurm cluster on this host
 gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`
 	$(PYTEST) tests/gpu
 
-any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make unit` has 200
-	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/unit/policies/test_any_input.py
+any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make oracles` has 200
+	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/oracles/test_any_input.py
 
 test-kills: cluster ## KILLS=200 random kills of trainers, wrappers, Slurm and nodes; every training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)

@@ -163,9 +163,8 @@ class _Round:
             self._serve_up_to_requested(job)
         if self.parameters.leftovers != "none":
             self._give_leftovers(ScalingControl.between)
-        if self.parameters.leftovers == "faster":
-            self._give_leftovers(ScalingControl.beyond)
-        if self.parameters.leftovers != "none":
+            if self.parameters.leftovers == "faster":
+                self._give_leftovers(ScalingControl.beyond)
             self._grow_pool()
         if self.parameters.explore:
             self._explore()
