@@ -416,9 +416,7 @@ def test_jobs_of_unknown_demand_grow_on_gpus_that_nobody_needs():
     assert amounts([unknown.evolve(speed=None)], nodes(1, 8)) == {"u": 2}
     assert amounts([unknown, job("k", 2, high=4, left=10, speed=linear(1.0))], nodes(1, 8)) == {"k": 4, "u": 4}
     still = Ares(AresParameters(leftovers="none"))
-    assert {
-        uid: place.gpus for uid, place in run_round(snapshot([unknown], nodes(1, 8)), still, None).targets.items()
-    } == {"u": 2}
+    assert run_round(snapshot([unknown], nodes(1, 8)), still, None).targets["u"].gpus == 2
 
 
 def run_rounds(gpus, jobs, rounds, seconds=600.0):
