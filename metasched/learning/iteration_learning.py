@@ -6,14 +6,14 @@ A subject is that of its speed (``throughput_learning``): all jobs of a user tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 
 from metasched.store import IterationRecord, Store
 from metasched.throughput.iteration_fit import MeasuredIteration, fit_iteration, fit_types, pass_ratios
 from metasched.throughput.iteration_time import IterationParameters
+from metasched.throughput.measured_speed import moving_mean, within_tolerance
 
-REPORT_WEIGHT = 0.3
-"""Weight of a new report in the exponential moving average of a duration."""
 TOLERANCE = 0.02
 """Relative change of a duration from which on a subject's parameters are fitted anew."""
 
@@ -46,19 +46,15 @@ class IterationLearning:
         """Add a measurement to the moving average in memory and in the store; ``measured.seconds`` is its duration."""
         known = self._measured.setdefault(measured.subject, {})
         where = _configuration(measured)
-        before = known.get(where)
-        mean = measured.seconds if before is None else before + REPORT_WEIGHT * (measured.seconds - before)
-        known[where] = mean
-        self._store.set_iteration(
-            IterationRecord(measured.subject, *where, mean, measured.at),
-        )
+        known[where] = moving_mean(known.get(where), measured.seconds)
+        self._store.set_iteration(replace(measured, seconds=known[where]))
 
     def parameters(self, subject: str) -> Mapping[str, IterationParameters]:
         """The fitted parameters by GPU type, the same object until something changes; empty without measurements."""
         measured = self._measured.get(subject)
         if not measured:
             return {}
-        if not _within_tolerance(measured, self._fitted_for.get(subject, {})):
+        if not within_tolerance(measured, self._fitted_for.get(subject, {}), TOLERANCE):
             self._fit(subject, measured)
         return self._fits[subject]
 
@@ -75,20 +71,15 @@ class IterationLearning:
             one = MeasuredIteration(gpus, multi_node, per_gpu, accumulation, seconds)
             by_type.setdefault(gpu_type, []).append(one)
         own = {gpu_type: fit_iteration(found) for gpu_type, found in by_type.items()}
-        if own.keys() != self._own_fits.get(subject, {}).keys() or len(own) > 1:
-            self._own_fits[subject] = own
+        types_changed = own.keys() != self._own_fits.get(subject, {}).keys()
+        self._own_fits[subject] = own
+        if types_changed or len(own) > 1:  # the iterations of one type alone tell no ratio
             self._ratios = pass_ratios(
                 (median(where[3] for where in self._measured[name]), fits) for name, fits in self._own_fits.items()
             )
-        self._own_fits[subject] = own
         self._fitted_for[subject] = dict(measured)
-        self._fits[subject] = fit_types(by_type, self._ratios)
+        self._fits[subject] = fit_types(by_type, self._ratios, fitted=own)
 
 
 def _configuration(record: IterationRecord) -> Configuration:
     return record.gpu_type, record.gpus, record.multi_node, record.per_gpu, record.accumulation
-
-
-def _within_tolerance(new: Mapping[Configuration, float], old: Mapping[Configuration, float]) -> bool:
-    """Whether the same configurations were measured, and no duration differs by more than ``TOLERANCE``."""
-    return new.keys() == old.keys() and all(abs(new[where] - old[where]) <= TOLERANCE * old[where] for where in new)

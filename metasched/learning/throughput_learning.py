@@ -18,11 +18,15 @@ from metasched.shared_dir.reports import ProfilingReport
 from metasched.store import IterationRecord, SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, table_fractions
 from metasched.throughput.iteration_time import IterationParameters
-from metasched.throughput.measured_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
+from metasched.throughput.measured_speed import (
+    MeasuredSpeed,
+    PlacementShape,
+    SpeedFractions,
+    moving_mean,
+    within_tolerance,
+)
 from metasched.throughput.throughput_table import ThroughputTable
 
-REPORT_WEIGHT = 0.3
-"""Weight of a new report in the exponential moving average of a speed."""
 MAX_BATCHES = 32
 """Global batches of a subject whose speeds are held in memory."""
 
@@ -176,8 +180,7 @@ class ThroughputLearning:
         self, subject: str, batch: int, where: PlacementShape, co_runner: str | None, measured: float, at: float
     ) -> None:
         """Add a measurement, in steps per second, to the moving average in memory and in the store."""
-        before = self._measured(subject, batch).measured(where, co_runner)
-        mean = measured if before is None else before + REPORT_WEIGHT * (measured - before)
+        mean = moving_mean(self._measured(subject, batch).measured(where, co_runner), measured)
         record = SpeedRecord(subject, *where, co_runner, mean, at, batch)
         self._store.set_speed(record)
         self._add(record)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,7 @@ def fit_types(
     ratios: Mapping[tuple[str, str], float],
     *,
     node_over_local: float = 0.0,
+    fitted: Mapping[str, IterationParameters] = MappingProxyType({}),
 ) -> dict[str, IterationParameters]:
     """Fit one job's parameters on every GPU type of which something is known.
 
@@ -114,12 +116,13 @@ def fit_types(
         measured: the job's iterations, by GPU type; types without any are left out of the fits.
         ratios: by (type, other type), how many times as long a pass takes on the other type (``pass_ratios``).
         node_over_local: see ``fit_iteration``.
+        fitted: by GPU type, what ``fit_iteration`` returned for these iterations; types without it are fitted here.
 
     Returns:
         Parameters by GPU type; without the types of which nothing is known.
     """
     fits = {
-        gpu_type: fit_iteration(found, node_over_local=node_over_local)
+        gpu_type: fitted.get(gpu_type) or fit_iteration(found, node_over_local=node_over_local)
         for gpu_type, found in sorted(measured.items())
         if found
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from metasched.core.model import Speed
 
@@ -18,6 +18,10 @@ SpeedFractions = Mapping[ColocationKey, float]
 
 TOLERANCE = 0.05
 """The relative change up to which fractions count as unchanged."""
+REPORT_WEIGHT = 0.3
+"""Weight of a new report in the exponential moving average of a measurement."""
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,14 @@ class Fingerprint:
         )
 
 
-def within_tolerance(new: SpeedFractions, old: SpeedFractions) -> bool:
-    """Whether fractions have the same keys, and differ by at most ``TOLERANCE``, relative to the old ones."""
-    return new.keys() == old.keys() and all(abs(new[column] - old[column]) <= TOLERANCE * old[column] for column in new)
+def within_tolerance(new: Mapping[_Key, float], old: Mapping[_Key, float], tolerance: float = TOLERANCE) -> bool:
+    """Whether numbers have the same keys, and differ by at most ``tolerance``, relative to the old ones."""
+    return new.keys() == old.keys() and all(abs(new[key] - old[key]) <= tolerance * old[key] for key in new)
+
+
+def moving_mean(before: float | None, measured: float) -> float:
+    """The exponential moving average after a new report; ``before`` is None where there was none."""
+    return measured if before is None else before + REPORT_WEIGHT * (measured - before)
 
 
 @dataclass(frozen=True, eq=False)

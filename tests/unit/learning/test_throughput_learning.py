@@ -3,11 +3,11 @@
 import pytest
 
 from metasched.core.model import Placement, Status
-from metasched.learning.throughput_learning import REPORT_WEIGHT, ThroughputLearning
+from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
-from metasched.throughput.measured_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import REPORT_WEIGHT, MeasuredSpeed
 from tests.builders import job
 
 V100 = Placement(("n1",), 1, "v100")
