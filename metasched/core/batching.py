@@ -100,3 +100,8 @@ class Batching:
     min_per_gpu: int = 1
     max_per_gpu: int | None = None
     regimes: tuple[BatchRegime, ...] = ()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the global batch has changed since the first report."""
+        return len(self.regimes) > 1

@@ -135,7 +135,7 @@ def _batch_changes(per_gpu: int, accumulation: int, global_batch: int | None) ->
 
 
 def _goodput_speedup(speedup: float, batch: int | None, efficiency: int | None) -> str:
-    tuned = "" if batch is None else f", with a batch of {batch} at {efficiency}% of a small one's efficiency"
+    tuned = "" if batch is None else f", with a batch of {batch} at {efficiency}% of the first batch's efficiency"
     return f"its goodput is {speedup:g} times that of a fair share{tuned}"
 
 

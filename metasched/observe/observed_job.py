@@ -154,7 +154,7 @@ def _batching(record: JobRecord, needed: Requirements) -> Batching | None:
     found = record.batching
     if found is None or found.control is not BatchControl.SCHEDULER or needed.adaptive_batch:
         return found
-    return replace(found, control=BatchControl.FIXED if len(found.regimes) < 2 else BatchControl.SCRIPT)  # noqa: PLR2004
+    return replace(found, control=BatchControl.SCRIPT if found.has_changed else BatchControl.FIXED)
 
 
 def _blocked(

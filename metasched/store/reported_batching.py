@@ -66,11 +66,10 @@ class ReportedBatching(NamedTuple):
             done = report.step if report.progress is None else report.progress
             began = max(done - report.steps, 0.0) if regimes else 0.0
             regimes = (*regimes, BatchRegime(report.global_batch, began))[-MAX_REGIMES:]
-        control = before.control
-        if control is BatchControl.FIXED and len(regimes) > 1:
-            control = BatchControl.SCRIPT
         plan = BatchPlan(report.per_gpu_batch, report.accumulation)
-        batching = replace(before, control=control, plan=plan, global_batch=report.global_batch, regimes=regimes)
+        batching = replace(before, plan=plan, global_batch=report.global_batch, regimes=regimes)
+        if batching.control is BatchControl.FIXED and batching.has_changed:
+            batching = replace(batching, control=BatchControl.SCRIPT)
         return ReportedBatching(batching, _noise(report) or self.noise)
 
 

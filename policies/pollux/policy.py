@@ -158,5 +158,5 @@ def _could_run(found: RoundProblem, number: int) -> bool:
 
 
 def _smallest(job: Job) -> Grant:
-    """The smallest grant of a job, on as few nodes as one where that suffices."""
+    """The grant of the fewest GPUs on which a job can run."""
     return Grant(job.uid, job.min_gpus, GAINS_LESS, at_least=job.min_gpus)
