@@ -160,7 +160,7 @@ def _broken_placement(snapshot: Snapshot, grant: Grant) -> str | None:
         return f"is granted {granted}, and a placement with {placed}"
     if len(set(exact.nodes)) < len(exact.nodes) or (job.gpus and min(exact.spread, default=0) < 1):
         return "is granted a placement with a node twice, or without GPUs"
-    if exact.uneven and not snapshot.uneven:
+    if exact.uneven and not snapshot.uneven and exact not in (job.placement, job.released):
         return "is granted an uneven placement, which this cluster cannot realise"
     k, asked = len(exact.nodes), job.nodes if job.gpus else job.nodes or 1
     if asked not in (None, k) or (job.max_nodes is not None and k > job.max_nodes):

@@ -19,6 +19,8 @@ TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 90.0  # seconds for anything on a crowded machine
 PEERS = 60.0  # seconds in which the other ranks of a killed one must end: at once as a rule, by the watchdog else (30)
 ABORTED = -signal.SIGABRT
+OVERTAKEN = "none: continues after its successor has started"
+PAUSED = "all ranks paused, resumed after their successor has started"
 
 
 class LostError(Exception):
@@ -145,9 +147,9 @@ def strike(job, victim, before):
     elif victim == "all ranks":
         job.dice.choice([in_training, in_checkpoint])(job, before)
         job.kill(*job.dice.sample(job.pids, len(job.pids)))
-    elif victim == "none: continues after its successor has started":
+    elif victim == OVERTAKEN:
         in_training(job, before)
-    elif victim == "all ranks paused, resumed after their successor has started":
+    elif victim == PAUSED:
         job.dice.choice([in_training, in_checkpoint])(job, before)
         job.kill(*job.pids, sig=signal.SIGSTOP)
     return time.monotonic()
@@ -159,8 +161,8 @@ VICTIMS = {
     "rank 0 in a checkpoint": 5,
     "another rank in a checkpoint": 2,
     "all ranks": 3,
-    "none: continues after its successor has started": 2,
-    "all ranks paused, resumed after their successor has started": 2,
+    OVERTAKEN: 2,
+    PAUSED: 2,
 }
 
 
@@ -170,7 +172,7 @@ def one_kill(job, before):
     at = strike(job, victim, before)
     known = job.witness.newest
     struck, ended, outcome = job.pids, None, "next start"
-    if "successor" not in victim:
+    if victim not in (OVERTAKEN, PAUSED):
         codes = job.await_end(struck)
         if 0 in codes:
             raise LostError(f"after {victim}: {codes}")
@@ -182,9 +184,9 @@ def one_kill(job, before):
         return known, victim, outcome, ended, None
     job.await_training(known)
     recovered = time.monotonic() - at
-    if "stopped" in victim:
+    if victim == PAUSED:
         job.kill(*struck, sig=signal.SIGCONT)
-    if "successor" in victim:
+    if victim in (OVERTAKEN, PAUSED):
         codes = job.await_end(struck, PATIENCE)
         ended = time.monotonic() - at
         if 76 not in codes:

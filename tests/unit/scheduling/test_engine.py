@@ -172,11 +172,13 @@ def test_a_placement_or_co_runner_that_contradicts_the_grant_is_refused(rule):
 
 
 def test_a_grant_that_the_cluster_cannot_realise_is_refused():
-    """Uneven placements and shared GPUs are for clusters that support them."""
+    """Uneven placements and shared GPUs are for clusters that support them; a present placement is retained."""
     wide = replace(PLACED, gpus=3, exact=UNEVEN)
     with pytest.raises(PolicyViolationError, match="uneven placement, which this cluster cannot realise"):
         run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
     assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
+    holder = job("a", 3, status=Status.RUNNING, placement=UNEVEN)
+    assert run_round(snapshot(holder), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
     pair = Decision((ONE, Grant("b", 2, Reason.text("its turn"), co_runner="a")))
     with pytest.raises(PolicyViolationError, match="share GPUs, which this cluster cannot realise"):
         run_round(snapshot(job("a"), job("b")), Says(pair), None)
