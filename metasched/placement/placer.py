@@ -91,7 +91,7 @@ class _Placer:
                 self._place_pair(rank, pairs[uid])
             elif uid in placed:
                 if placed[uid].gpus < grant.gpus:
-                    self._grow(grant)
+                    self._grow(rank, grant)
             elif uid in pinned_hosts and self._place_with_pinned(grant, pinned_hosts[uid]):
                 continue
             elif grant.co_runner is None:
@@ -199,14 +199,22 @@ class _Placer:
                 total += assignments.placed[self.order.grants[later].uid].gpus
         return total >= gpus
 
-    def _grow(self, grant: Grant) -> None:
-        """Place a job that is assigned its present GPUs on more of them, where its grant allows and nodes have them."""
+    def _grow(self, rank: int, grant: Grant) -> None:
+        """Place a job that is assigned its present GPUs on more: all of its grant, if need be by preempting fallbacks.
+
+        Otherwise it has as many as are free.
+        """
         job = self.order.job[grant.uid]
         if grant.uid in self.assignments.pinned or grant.uid in self.assignments.retained:
             return
         # Requests that were infeasible may fit on the job's own nodes.
         before, infeasible = self.assignments.release(grant.uid), self.search.clear_infeasible()
-        if self.search.place_amount(grant, job, grant.gpus) or self.search.place_fewer(grant, job, before.gpus + 1):
+        if self.search.place_amount(grant, job, grant.gpus):
+            return
+        fallbacks = self.order.granted - 1
+        if rank <= fallbacks and self.preemption.place_evenly(rank, job, job.spreads(grant.gpus), fallbacks):
+            return
+        if self.search.place_fewer(grant, job, before.gpus + 1):
             return
         self.assignments.assign(job, before)
         self.search.known_infeasible = infeasible
