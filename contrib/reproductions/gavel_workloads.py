@@ -86,7 +86,7 @@ class Arrivals:
     def lasting(self, window: range) -> Workload:
         """Jobs that probably arrive until the last job of the window has ended."""
         rate = self.parameters.jobs_per_hour or 0.0
-        return self.first(max(2 * window.stop, window.stop + int(rate * LONGEST_JCT)))
+        return self.first(max(4 * window.stop, window.stop + int(rate * LONGEST_JCT)))
 
 
 @dataclass(frozen=True)
