@@ -504,6 +504,7 @@ class Context:
                     accumulation.start_micro_batch(micro)
                     yield batch
                 finally:  # also where the script leaves its loop here
+                    metrics.time_last_step()
                     accumulation.end_micro_batch(micro)
                     watchdog.disarm()
                 if micro.last:
@@ -654,6 +655,7 @@ class Context:
         if self._session.ended:
             return
         self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
+        self._session.metrics.time_last_step()
         self._session.metrics.synchronize()
         self._report_steps()
         if not self._checkpointing.save_at_end(self._progress):
