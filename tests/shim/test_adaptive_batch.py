@@ -154,6 +154,11 @@ def test_progress_and_epochs(journey):
     assert (declared["adaptive"], declared["lr_scale"], declared["min_per_gpu"]) == (True, "sqrt", 1)
     last = [line for line in lines if line["kind"] == "steps"][-1]
     assert last["progress"] == trained[-1]["progress"] >= EPOCHS * STEPS_PER_EPOCH
+    assert (lines[-1]["kind"], lines[-1]["progress"]) == ("end", last["progress"])
+    (stop,) = (line for line in journey.report(1, adaptive=True) if line["kind"] == "stop")
+    starts = [journey.report(number, adaptive=True)[0] for number in (1, 2, 3)]
+    assert [line["progress"] for line in starts[:2]] == [0.0, stop["progress"]]
+    assert starts[2]["progress"] == trained[starts[2]["step"] - 1]["progress"]
     assert last["grad_square"] >= 0
     assert last["grad_variance"] > 0
 

@@ -120,8 +120,13 @@ class Context:
     @property
     def progress(self) -> float:
         """Steps at M0 since the beginning of the job: more than `step_count` after steps at larger batches."""
-        adaptive = self._progress.adaptive
-        return float(self._progress.step) if adaptive is None else adaptive.progress
+        adaptive = self._adaptive_progress
+        return float(self._progress.step) if adaptive is None else adaptive
+
+    @property
+    def _adaptive_progress(self) -> float | None:
+        """Steps at M0 since the beginning of the job, None where the batch never adapted."""
+        return None if self._progress.adaptive is None else self._progress.adaptive.progress
 
     @property
     def is_profiling_run(self) -> bool:
@@ -436,7 +441,9 @@ class Context:
             )
         if self._adaptation is not None:
             self._progress = self._progress._replace(adaptive=self._adaptation.position)
-        self._session.report_start(step=self._progress.step, samples=self._progress.samples)
+        self._session.report_start(
+            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
+        )
         file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
         for line in read_profiling_results(file):
             self._session.report.emit("trial", **line)
@@ -648,7 +655,13 @@ class Context:
 
         cause, checkpointed = self._group.on_rank_zero(outcome)
         self._callbacks.run_after(cause)
-        self._session.exit_for_stop(cause, step=self._progress.step, noticed=noticed, checkpointed=checkpointed)
+        self._session.exit_for_stop(
+            cause,
+            step=self._progress.step,
+            noticed=noticed,
+            checkpointed=checkpointed,
+            progress=self._adaptive_progress,
+        )
 
     def _end(self) -> None:
         """Save the final checkpoint, and end the training; nothing where it has ended already. Collective."""
@@ -663,7 +676,9 @@ class Context:
         with self._group.watchdog.armed("the end of the training"):
             stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
         self._group.watchdog.close()
-        self._session.report_finished(step=self._progress.step, samples=self._progress.samples)
+        self._session.report_finished(
+            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
+        )
 
     def _close(self) -> None:
         """Destroy the process group when the interpreter exits, because the script may need it until then.
