@@ -109,8 +109,8 @@ def progress_text(job: JobStatus) -> str:
     if job.progress_steps is None:
         return ""
     if not job.total_steps:
-        return counted(job.progress_steps, "step")
-    text = f"{job.progress_steps}/{job.total_steps} ({100 * job.progress_steps // job.total_steps}%)"
+        return counted(int(job.progress_steps), "step")
+    text = f"{int(job.progress_steps)}/{job.total_steps} ({int(100 * job.progress_steps / job.total_steps)}%)"
     left = remaining_seconds(job)
     return text if left is None else f"{text}, {duration(left)} left"
 
@@ -119,7 +119,7 @@ def remaining_seconds(job: JobStatus) -> float | None:
     """Return the seconds of the remaining steps at the present speed; None if not known, or while the job waits."""
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
-    return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second
+    return max(job.total_steps - job.progress_steps, 0.0) / (job.steps_per_second * job.step_gain)
 
 
 def reason_fields(reason: Reason | None) -> dict[str, Any]:

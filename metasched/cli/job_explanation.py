@@ -52,7 +52,7 @@ def history(job: JobStatus, now: float) -> list[str]:
         lines.append(f"World sizes of its runs: {world_sizes_text(job.world_sizes)}.")
     if job.progress_steps is not None:
         total = f" of {job.total_steps}" if job.total_steps else ""
-        parts = [f"It has done {job.progress_steps}{total} steps"]
+        parts = [f"It has done {int(job.progress_steps)}{total} steps"]
         if job.steps_per_second is not None and job.status == "running":
             parts.append(f"{job.steps_per_second:.3g} steps/s")
         if (left := remaining_seconds(job)) is not None:

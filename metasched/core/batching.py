@@ -10,6 +10,7 @@ step at a larger batch is worth its ``gain`` in such steps, so the total stays t
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 
@@ -52,8 +53,10 @@ class GradientNoise:
 
     @property
     def scale(self) -> float | None:
-        """The noise scale in samples (Pollux, Eq. 5); None where the gradient is too small to tell."""
-        return self.variance / self.square if self.square > 0 else None
+        """The noise scale in samples (Pollux, Eq. 5): infinity where there is nothing but noise, None without either."""
+        if self.square > 0:
+            return self.variance / self.square
+        return math.inf if self.variance > 0 else None
 
     def gain(self, first_batch: int, batch: float) -> float:
         """Steps at the first batch that one step at ``batch`` is worth; between 1 and ``batch / first_batch``.

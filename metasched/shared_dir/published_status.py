@@ -42,7 +42,8 @@ class JobStatus:
 
     ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
     on the same GPUs, ``time_slicing`` whether the two alternate there, ``slo_seconds`` the time from submission within
-    which it should finish, ``blocked`` whether it must not start now. ``reason`` is why it runs or waits, in words;
+    which it should finish, ``blocked`` whether it must not start now, ``step_gain`` how many of the
+    ``progress_steps`` a step counts for now, 1 unless its batch adapts. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
     """
@@ -67,7 +68,7 @@ class JobStatus:
     attained_service: float
     ran_seconds: float
     waited_seconds: float
-    progress_steps: int | None
+    progress_steps: float | None
     total_steps: int | None
     steps_per_second: float | None
     loss: float | None
@@ -79,6 +80,7 @@ class JobStatus:
     time_slicing: bool = False
     slo_seconds: float | None = None
     blocked: bool = False
+    step_gain: float = 1.0
     reason_code: str = "text"
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()

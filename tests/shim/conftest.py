@@ -67,6 +67,9 @@ KINDS = {
 }
 # The further keys of a training whose batch adapts.
 ADAPTIVE_KINDS = {
+    "start": {"progress": float},
+    "stop": {"progress": float},
+    "end": {"progress": float},
     "declare": {
         "first_batch": int,
         "max_batch": int,

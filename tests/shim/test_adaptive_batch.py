@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import json
 import math
 import signal
 import sys
@@ -42,11 +43,11 @@ def steps(place, *generations):
     begins = [place.report(number, adaptive=True)[0]["step"] for number in generations] + [sys.maxsize]
     found = {}
     for number, end in zip(generations, begins[1:], strict=True):
-        for line in place.trained(number):
+        for line in sorted(place.trained(number), key=lambda line: (line["step"], line["rank"])):
             if line["step"] <= end:
                 step = found.setdefault(line["step"], line | {"indices": []})
                 step["indices"] = step["indices"] + line["indices"]
-                assert {**step, "indices": None} == {**line, "indices": None}
+                assert step | {"indices": None, "rank": 0} == line | {"indices": None, "rank": 0}
     assert sorted(found) == list(range(1, len(found) + 1))
     return [found[number] for number in sorted(found)]
 
@@ -154,8 +155,55 @@ def test_progress_and_epochs(journey):
     assert (declared["adaptive"], declared["lr_scale"], declared["min_per_gpu"]) == (True, "sqrt", 1)
     last = [line for line in lines if line["kind"] == "steps"][-1]
     assert last["progress"] == trained[-1]["progress"] >= EPOCHS * STEPS_PER_EPOCH
+    assert (lines[-1]["kind"], lines[-1]["progress"]) == ("end", last["progress"])
+    (stop,) = (line for line in journey.report(1, adaptive=True) if line["kind"] == "stop")
+    starts = [journey.report(number, adaptive=True)[0] for number in (1, 2, 3)]
+    assert [line["progress"] for line in starts[:2]] == [0.0, stop["progress"]]
+    assert starts[2]["progress"] == trained[starts[2]["step"] - 1]["progress"]
     assert last["grad_square"] >= 0
     assert last["grad_variance"] > 0
+
+
+@pytest.mark.parametrize(("size", "workers"), [(2, 0), (1, 2)])
+def test_stops_change_no_bit(workplace, size, workers):
+    """A training with three plans, a stop and a kill equals the undisturbed one with the same plan in each step."""
+    place = workplace()
+    job = (*CONSENT, "adascale", "--epochs", EPOCHS, "--workers", workers)
+    place.write_lease(1, batch=batch(0))
+    first = place.launch(size, *job, "--halt", 4, "--halt", 20, run=1)
+    with place.halted(1, 4):
+        place.write_lease(1, batch=batch(1, 12, 1))
+    with place.halted(1, 20):
+        first.signal(0)
+    assert first.wait() == [85] * size, first.output()
+
+    place.write_lease(2, batch=batch(1, 12, 1))
+    second = place.launch(size, *job, "--halt", 26, "--halt", 34, "--checkpoint-every", 0, run=2)
+    with place.halted(2, 26):
+        place.write_lease(2, batch=batch(2, 7, 4))
+    for rank in range(size):
+        place.wait_for(lambda rank=rank: place.last_step(2, rank) >= 34, "step 34")
+        second.signal(rank, signal.SIGKILL)
+    assert second.wait() == [-signal.SIGKILL] * size
+
+    (place.directory / "go-34").touch()
+    place.write_lease(3, batch=batch(2, 7, 4))
+    third = place.launch(size, *job, "--halt", 40, run=3)
+    with place.halted(3, 40):
+        place.write_lease(3, batch=batch(3, 8, 2))
+    assert third.wait() == [0] * size, third.output()
+    found = steps(place, 1, 2, 3)
+    assert len({step["full_batch"] for step in found}) >= 3
+
+    whole = workplace()
+    schedule = whole.directory / "schedule.json"
+    schedule.write_text(json.dumps([[step["data_pass"], step["position"], step["plan"]] for step in found]))
+    whole.write_lease(1, batch=batch(0))
+    trainers = whole.launch(size, *job, "--schedule", schedule, run=1)
+    assert trainers.wait() == [0] * size, trainers.output()
+    assert steps(whole, 1) == found
+    one, other = (torch.load(each.directory / "final.pt") for each in (place, whole))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_without_both_consents_nothing_changes(workplace):

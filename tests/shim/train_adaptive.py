@@ -12,6 +12,9 @@ from torch import nn
 
 import trainer_shim
 from trainer_shim.adaptive_batch import batch_tuner
+from trainer_shim.batch import BatchPlan
+from trainer_shim.data import train_loader
+from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.session import trainer_session, vote_interval
 
 
@@ -29,6 +32,23 @@ class Numbers(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return index, self.features[index], self.targets[index]
+
+
+def follow_schedule(file):
+    """Let each global batch have the plan that the file names, by its pass over the data and its first position."""
+    schedule = {(data_pass, position): BatchPlan(*plan) for data_pass, position, plan in json.loads(file.read_text())}
+    read_from = train_loader.MapSource.read_from
+
+    def scheduled(source, data_pass, cursor):
+        class Schedule(PlanSwitch):
+            def plan_at(self, start, end):
+                self._plan = schedule.get((data_pass, start), self._plan)
+                return super().plan_at(start, end)
+
+        train_loader.PlanSwitch = Schedule
+        return read_from(source, data_pass, cursor)
+
+    train_loader.MapSource.read_from = scheduled
 
 
 def make_training():
@@ -52,10 +72,13 @@ def main():
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--halt", type=int, action="append", default=[], help="after this step, wait for `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
+    parser.add_argument("--schedule", type=Path, help="the batch plans of all steps")
     parser.add_argument("--retune", type=float, default=batch_tuner.RETUNE_SECONDS, help="seconds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     batch_tuner.RETUNE_SECONDS = args.retune
+    if args.schedule:
+        follow_schedule(args.schedule)
     # a vote at each boundary, which reads the lease
     vote_interval.TARGET_SECONDS = trainer_session.POLL_INTERVAL = 0.0
 
@@ -83,7 +106,7 @@ def main():
                 ctx.backward(nn.functional.mse_loss(model(x), y))
                 if ctx.boundary:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                before, base = ctx.progress, optimizer.param_groups[0]["lr"]
+                before, base, position = ctx.progress, optimizer.param_groups[0]["lr"], ctx._progress.cursor
                 if ctx.step(optimizer):
                     assert optimizer.param_groups[0]["lr"] == base
                     schedule.step()
@@ -92,9 +115,12 @@ def main():
                         "epoch": epoch,
                         "data_pass": epoch if adaptive is None else adaptive.data_pass,
                         "step": ctx.step_count,
+                        "rank": ctx.rank,
                         "indices": trained,
                         "batch": ctx._accumulation.micro.global_samples,
                         "full_batch": loader.plan.global_batch,
+                        "plan": loader.plan,
+                        "position": position,
                         "before": before,
                         "progress": ctx.progress,
                         "rate": rates[-1],

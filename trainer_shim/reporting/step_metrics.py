@@ -33,6 +33,7 @@ class StepMetrics:
         self.loss: float | None = None
         self.summarized_at = 0.0
         self.timer_started = time.monotonic()
+        self._step_untimed = False  # whether the time of the last step is still to be counted
         self.reset()
 
     def reset(self) -> None:
@@ -58,6 +59,7 @@ class StepMetrics:
         """Add an optimizer step over `samples` samples of all ranks."""
         self.steps += 1
         self._samples += samples
+        self._step_untimed = True
 
     def add_sync_wait(self, seconds: float) -> None:
         """Add seconds for which this rank has waited for the other ranks, after the step's time was counted."""
@@ -73,8 +75,16 @@ class StepMetrics:
         self.timer_started += seconds
 
     def stop_timer(self) -> None:
-        """Count the seconds since the timer was started."""
-        self._seconds += time.monotonic() - self.timer_started
+        """Count the seconds since the timer was started, or stopped last."""
+        now = time.monotonic()
+        self._seconds += now - self.timer_started
+        self.timer_started = now
+        self._step_untimed = False
+
+    def time_last_step(self) -> None:
+        """Count the seconds of a step right after which the script leaves its loop; nothing after any other step."""
+        if self._step_untimed:
+            self.stop_timer()
 
     def synchronize(self) -> None:
         """Wait for the device to finish the steps so far; the wait is part of their time."""

@@ -120,8 +120,13 @@ class Context:
     @property
     def progress(self) -> float:
         """Steps at M0 since the beginning of the job: more than `step_count` after steps at larger batches."""
-        adaptive = self._progress.adaptive
-        return float(self._progress.step) if adaptive is None else adaptive.progress
+        adaptive = self._adaptive_progress
+        return float(self._progress.step) if adaptive is None else adaptive
+
+    @property
+    def _adaptive_progress(self) -> float | None:
+        """Steps at M0 since the beginning of the job, None where the batch never adapted."""
+        return None if self._progress.adaptive is None else self._progress.adaptive.progress
 
     @property
     def is_profiling_run(self) -> bool:
@@ -436,7 +441,9 @@ class Context:
             )
         if self._adaptation is not None:
             self._progress = self._progress._replace(adaptive=self._adaptation.position)
-        self._session.report_start(step=self._progress.step, samples=self._progress.samples)
+        self._session.report_start(
+            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
+        )
         file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
         for line in read_profiling_results(file):
             self._session.report.emit("trial", **line)
@@ -504,6 +511,7 @@ class Context:
                     accumulation.start_micro_batch(micro)
                     yield batch
                 finally:  # also where the script leaves its loop here
+                    metrics.time_last_step()
                     accumulation.end_micro_batch(micro)
                     watchdog.disarm()
                 if micro.last:
@@ -647,13 +655,20 @@ class Context:
 
         cause, checkpointed = self._group.on_rank_zero(outcome)
         self._callbacks.run_after(cause)
-        self._session.exit_for_stop(cause, step=self._progress.step, noticed=noticed, checkpointed=checkpointed)
+        self._session.exit_for_stop(
+            cause,
+            step=self._progress.step,
+            noticed=noticed,
+            checkpointed=checkpointed,
+            progress=self._adaptive_progress,
+        )
 
     def _end(self) -> None:
         """Save the final checkpoint, and end the training; nothing where it has ended already. Collective."""
         if self._session.ended:
             return
         self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
+        self._session.metrics.time_last_step()
         self._session.metrics.synchronize()
         self._report_steps()
         if not self._checkpointing.save_at_end(self._progress):
@@ -661,7 +676,9 @@ class Context:
         with self._group.watchdog.armed("the end of the training"):
             stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
         self._group.watchdog.close()
-        self._session.report_finished(step=self._progress.step, samples=self._progress.samples)
+        self._session.report_finished(
+            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
+        )
 
     def _close(self) -> None:
         """Destroy the process group when the interpreter exits, because the script may need it until then.

@@ -200,8 +200,14 @@ class TrainerSession:
 
     # Reports
 
-    def report_start(self, *, step: int, samples: int) -> None:
-        """Write the `start` line; its key `incarnation` is the generation."""
+    def report_start(self, *, step: int, samples: int, progress: float | None = None) -> None:
+        """Write the `start` line; its key `incarnation` is the generation.
+
+        Args:
+            step: the optimizer steps so far.
+            samples: the samples so far.
+            progress: the steps at the first batch so far, None where the batch never adapted.
+        """
         self.report.emit(
             "start",
             run=self.job.run,
@@ -211,6 +217,7 @@ class TrainerSession:
             samples=samples,
             resumed=self.resumed,
             init_seconds=process_age(),
+            **_known(progress=progress),
         )
 
     def report_steps(
@@ -240,7 +247,9 @@ class TrainerSession:
 
     # The end
 
-    def exit_for_stop(self, cause: str, *, step: int, noticed: float | None, checkpointed: bool) -> NoReturn:
+    def exit_for_stop(
+        self, cause: str, *, step: int, noticed: float | None, checkpointed: bool, progress: float | None = None
+    ) -> NoReturn:
         """Report the stop, and exit with its code.
 
         Args:
@@ -248,11 +257,13 @@ class TrainerSession:
             step: the optimizer steps so far.
             noticed: the first request on any rank in unix seconds.
             checkpointed: whether a checkpoint has the present position.
+            progress: the steps at the first batch so far, None where the batch never adapted.
 
         Raises:
             SystemExit: always.
         """
-        self.report.emit("stop", step=step, cause=cause, noticed=noticed, checkpointed=checkpointed)
+        line = {"step": step, "cause": cause, "noticed": noticed, "checkpointed": checkpointed}
+        self.report.emit("stop", **line, **_known(progress=progress))
         code = exit_code(cause, self.job.exit_code)
         if self.group.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, checkpointed, code)
@@ -274,10 +285,21 @@ class TrainerSession:
         self.ended = True
         ignore_stop_signals(self.job.signal)
 
-    def report_finished(self, *, step: int, samples: int) -> None:
-        """Report that the training is complete and saved, and give the stop signals back to the script."""
-        self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss)
+    def report_finished(self, *, step: int, samples: int, progress: float | None = None) -> None:
+        """Report that the training is complete and saved, and give the stop signals back to the script.
+
+        Args:
+            step: the optimizer steps of the training.
+            samples: the samples of the training.
+            progress: the steps at the first batch, None where the batch never adapted.
+        """
+        self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss, **_known(progress=progress))
         self.ended = True
         release_stop_signals(self.job.signal)
         if self.group.rank == 0:
             log.info("finished after step %d", step)
+
+
+def _known(**values: float | None) -> dict[str, float]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -320,6 +320,13 @@ def test_explain_says_why_a_job_runs(show):
     assert "120 of 400 steps, 2 steps/s, about 2 min 20 s left, loss 0.25" in output
 
 
+def test_progress_of_a_job_whose_batch_adapts(show):
+    """Whole steps at the first batch are shown; the rest takes less time where a step counts for several of them."""
+    adapts = published(jobs=(job(progress_steps=120.7, step_gain=2.0),))
+    assert "120/400 (30%), 1 min 10 s left" in show(adapts, "status")
+    assert "120 of 400 steps, 2 steps/s, about 1 min 10 s left" in show(adapts, "explain", "12")
+
+
 def test_explain_says_what_a_job_waits_for(show):
     """The sentences have the needed GPUs, the free GPUs of accepting nodes, and the jobs that hold the others."""
     output = show(published(), "explain", "bert")

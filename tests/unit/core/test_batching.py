@@ -1,5 +1,7 @@
 """Batch plans and gradient noise: what a step at a larger batch is worth."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +18,10 @@ def test_the_global_batch_counts_gpus_and_micro_batches():
 
 
 def test_the_noise_scale_is_the_ratio_of_variance_and_square():
-    """It is not known where the gradient vanishes."""
+    """It is infinite where no signal was found in the noise, and not known where there is neither."""
     assert GradientNoise(2.0, 100.0).scale == 50.0
-    assert GradientNoise(0.0, 100.0).scale is None
+    assert GradientNoise(0.0, 100.0).scale == math.inf
+    assert GradientNoise(0.0, 0.0).scale is None
 
 
 @given(amounts, amounts, st.integers(1, 10_000), st.integers(1, 100))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from metasched.core.batching import BatchPlan
+from metasched.shared_dir import published_status
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import JobState
 from policies.baselines.fifo import Fifo
@@ -102,6 +103,19 @@ def test_a_daemon_that_dies_while_it_asks_is_followed_by_one_that_has_asked(site
     site.run(40)
     assert lease_batch(site, job) == {"plan": 2, "per_gpu": 16, "accumulation": 4, "theta": None}
     assert site.record(job).run == 1
+
+
+def test_the_status_tells_progress_in_steps_at_the_first_batch(site):
+    """Fractions of steps are published, and what a step at the present batch is worth of them."""
+    job = run_and_declare(site)
+    adaptive = {"progress": 8.5, "grad_square": 1.0, "grad_variance": 64.0, "plan": 1}
+    speed = {"steps": 4, "samples": 512, "seconds": 1.0, "loss": None, "world_size": 2}
+    batch = {"global_batch": 128, "per_gpu_batch": 64, "accumulation": 1}
+    site.slurm.trainer(job).write(site.slurm, kind="steps", step=8, **speed, **batch, **adaptive)
+    site.run(5)
+    (found,) = published_status.read(site.base / "shared").jobs
+    assert found.progress_steps == 8.5
+    assert found.step_gain == pytest.approx((64 / 64 + 1) / (64 / 128 + 1))
 
 
 def test_a_restarted_daemon_asks_for_the_plan_of_the_last_round(site):

@@ -41,8 +41,8 @@ def steps(step, **changes):
     return text("steps", **{**values, **changes})
 
 
-def start(generation, run=1, step=0):
-    values = {"world_size": 2, "samples": step * 64, "resumed": step > 0, "init_seconds": 1.5}
+def start(generation, run=1, step=0, **optional):
+    values = {"world_size": 2, "samples": step * 64, "resumed": step > 0, "init_seconds": 1.5} | optional
     return text("start", run=run, incarnation=generation, step=step, **values)
 
 
@@ -158,6 +158,24 @@ def test_progress_follows_the_latest_generation(tree):
     assert (job.progress_steps, job.current.generation) == (30, 2)
     assert (job.current.stop_noticed, job.current.steps_per_second) == (None, 5.0)
     assert tree.steps() == [50, 90]
+
+
+def test_adaptive_progress_follows_the_latest_generation(tree):
+    """Each line with progress counts, in steps at the first batch: a restart sets it back, and the end completes it."""
+    tree.append(start(1, progress=0.0) + text("declare", total_steps=1000, global_batch=64, adaptive=True))
+    tree.append(steps(50, progress=120.5))
+    tree.poll()
+    assert tree.store.job(UID).progress_steps == 120.5
+    tree.append(start(2, step=30, progress=70.25), generation=2)
+    tree.poll()
+    assert tree.store.job(UID).progress_steps == 70.25
+    tree.append(text("stop", step=40, cause="signal", noticed=NOW, checkpointed=True, progress=95.75), generation=2)
+    tree.poll()
+    assert tree.store.job(UID).progress_steps == 95.75
+    tree.append(start(3, step=40, progress=95.75), generation=3)
+    tree.append(text("end", step=300, samples=9600, loss=None, progress=1000.5), generation=3)
+    tree.poll()
+    assert tree.store.job(UID).progress_steps == 1000.5
 
 
 def test_batch_sizes_and_noise_become_rows(tree):

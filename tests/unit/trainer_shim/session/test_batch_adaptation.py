@@ -200,3 +200,5 @@ def test_the_noise_is_measured(ctx, tmp_path):
     last = [line for line in map(json.loads, lines) if line["kind"] == "steps"][-1]
     assert last["grad_variance"] == pytest.approx(averages.grad_variance)
     assert (last["progress"], last["plan"]) == (256, 0)
+    ended = json.loads(lines[-1])
+    assert (ended["kind"], ended["progress"]) == ("end", 256.0)

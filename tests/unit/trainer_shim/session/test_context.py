@@ -103,6 +103,26 @@ def test_a_step_ends_with_the_device(start, device, tmp_path, every):
     assert sum(line["seconds"] for line in steps) == pytest.approx(device.now - began - evaluations, abs=1e-3)
 
 
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_step_after_which_the_script_leaves_its_loop(start, device, tmp_path, finish):
+    """The step's time is counted, too, but not that of what the script does then."""
+    ctx = start()
+    weight = torch.ones((), requires_grad=True)
+    loader = ctx.loader(range(8), global_batch=2)
+    ctx.track(weights=Weights(device))
+    for _ in ctx.epochs(1):
+        for batch in loader:
+            device.launch(DEVICE)
+            ctx.backward(weight * batch.sum())
+            ctx.step()
+            if finish:
+                ctx.finish()
+            break
+        device.now += 50 * finish
+    (line,) = lines(tmp_path, "steps")
+    assert (line["steps"], line["seconds"]) == (1, pytest.approx(HOST + DEVICE, abs=1e-3))
+
+
 def test_a_profiling_run_ends_with_the_device(start, device, tmp_path, monkeypatch):
     """A profiling run's seconds are those of its steps on the device, without the warm-up's."""
     file = tmp_path / "trials.jsonl"
