@@ -223,12 +223,17 @@ class Controller:
         """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
 
-    def current_snapshot(self) -> Snapshot:
+    def current_snapshot(self, *, fits_iterations: bool = False) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.
+
+        Args:
+            fits_iterations: whether jobs get the parameters of the time of their iterations under any policy, from now
+                on.
 
         Raises:
             SlurmError: Slurm could not be read.
         """
+        self._estimates.fits_iterations |= fits_iterations
         return _for_policies(self._observe_and_record(self._clock()).snapshot)
 
     def decide_and_plan(self) -> tuple[Snapshot, Sequence[Action]]:

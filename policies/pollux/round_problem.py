@@ -10,9 +10,9 @@ import numpy as np
 from metasched.core.model import Job, Node, Placement, Quota, Snapshot
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from metasched.throughput.goodput import Goodput
+from metasched.throughput.job_goodput import job_goodput
 from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Ints, JobQuota
 from policies.pollux.fitness import reallocation_factor
-from policies.pollux.job_goodput import job_goodput
 from policies.pollux.speedup_table import goodput_table, speedup_table
 
 GROWTH = 2
