@@ -122,6 +122,22 @@ def remaining_seconds(job: JobStatus) -> float | None:
     return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second
 
 
+def batch_text(job: JobStatus) -> str:
+    """Return the batch with its efficiency, and the batch that is wanted: ``256 → 512, 87%``; "" for other jobs."""
+    batch = job.batch
+    if batch is None or batch.present is None:
+        return ""
+    wanted = "" if batch.wanted is None else f" → {batch.wanted.global_batch}"
+    efficiency = "" if batch.efficiency is None else f", {batch.efficiency:.0%}"
+    return f"{batch.present.global_batch}{wanted}{efficiency}"
+
+
+def speed_up_text(job: JobStatus) -> str:
+    """Return the goodput over that of a fair share, by the job's reason: ``1.32``; "" where the reason tells none."""
+    speed_up = job.reason_facts.get("speedup") if job.reason_code == Code.GOODPUT_SPEEDUP else None
+    return f"{speed_up:.2f}" if isinstance(speed_up, (int, float)) else ""
+
+
 def reason_fields(reason: Reason | None) -> dict[str, Any]:
     """Return a reason as fields of a JSON object, named as in the published status; null and "" for none."""
     if reason is None:

@@ -223,6 +223,10 @@ class Controller:
         """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
 
+    def batch_target(self, uid: str) -> tuple[Placement | None, BatchPlan | None]:
+        """The placement that a job should have by the present round, and the batch plan that it should have there."""
+        return self._targets.get(uid), self._batches.get(uid)
+
     def current_snapshot(self, *, fits_iterations: bool = False) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.
 

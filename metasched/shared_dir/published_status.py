@@ -37,6 +37,36 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """One batch plan: samples that a GPU processes at once, its micro-batches of a step, samples of a step in all."""
+
+    per_gpu: int
+    accumulation: int
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """The batch size of a job that tag or script let change.
+
+    ``adaptive`` says whether both do. ``first_batch`` is the batch that the user chose, ``present`` the latest that the
+    trainer reported, ``efficiency`` the progress of a sample with it over that at ``first_batch`` (0 to 1), and
+    ``noise_scale`` the gradient noise scale in samples. ``wanted`` is the batch that the trainer is to take up and has
+    not; None for none. ``note`` says why it has not, or why the batch cannot change, in words; ``note_code`` says it to
+    programs.
+    """
+
+    adaptive: bool
+    first_batch: int | None = None
+    present: PlanStatus | None = None
+    efficiency: float | None = None
+    noise_scale: float | None = None
+    wanted: PlanStatus | None = None
+    note: str = ""
+    note_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -44,7 +74,8 @@ class JobStatus:
     on the same GPUs, ``time_slicing`` whether the two alternate there, ``slo_seconds`` the time from submission within
     which it should finish, ``blocked`` whether it must not start now. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
-    words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
+    words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
+    None for a job whose batch size neither tag nor script let change.
     """
 
     uid: str
@@ -82,6 +113,7 @@ class JobStatus:
     reason_code: str = "text"
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
+    batch: BatchStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
