@@ -13,7 +13,7 @@ from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
-    from metasched.shared_dir.published_status import JobStatus
+    from metasched.shared_dir.published_status import AdviceStatus, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -120,6 +120,14 @@ def remaining_seconds(job: JobStatus) -> float | None:
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
     return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second
+
+
+def advice_text(advice: AdviceStatus) -> str:
+    """Return a sentence on the number of nodes of a GPU type that would suit the jobs."""
+    said = "the number of nodes suits the jobs"
+    if advice.advised != advice.nodes:
+        said = f"{counted(advice.advised, 'node')} would suit the jobs ({advice.predicted:.0%})"
+    return f"{clean(advice.gpu_type)}: utility {advice.utility:.0%} on {counted(advice.nodes, 'node')}; {said}"
 
 
 def batch_text(job: JobStatus) -> str:

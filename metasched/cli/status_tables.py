@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metasched.cli.formatting import (
+    advice_text,
     batch_text,
     clean,
     co_runner_text,
@@ -34,7 +35,8 @@ _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspende
 
 def overview(status: Status, now: float, limit: int) -> RenderableType:
     """Return headline, table of nodes and table of at most ``limit`` live jobs, those with an allocation first."""
-    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), Text()]
+    advice = [Text(advice_text(one)) for one in status.advice]
+    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), *advice, Text()]
     if status.jobs:
         parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
     else:

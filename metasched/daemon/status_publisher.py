@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
 from metasched.daemon.batch_status import batch_status
 from metasched.daemon.cluster_state import ClusterState
-from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
+from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class StatusPublisher:
             finished=tuple(self._ended(record) for record in ended),
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
+            advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
         )
         self._write(status)
 

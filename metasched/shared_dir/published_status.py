@@ -37,6 +37,21 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AdviceStatus:
+    """The advised number of nodes of a GPU type, for clusters whose size can change.
+
+    ``nodes`` accept jobs now, at the ``utility`` that the policy defines (0 to 1); ``advised`` nodes would have
+    ``predicted``.
+    """
+
+    gpu_type: str
+    nodes: int
+    advised: int
+    utility: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanStatus:
     """One batch plan: samples that a GPU processes at once, its micro-batches of a step, samples of a step in all."""
 
@@ -123,7 +138,8 @@ class Status:
     A new status is published every ``poll_seconds``. ``slurm`` is "ok", or Slurm's present error. ``jobs`` are the live
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
     why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
-    ``degraded_rounds`` is the number of such rounds since the daemon's start.
+    ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
+    type, where the policy advises on the number of nodes.
     """
 
     published: float
@@ -144,6 +160,7 @@ class Status:
     sharing_note: str = ""
     degraded: str = ""
     degraded_rounds: int = 0
+    advice: tuple[AdviceStatus, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more

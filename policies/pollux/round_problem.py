@@ -78,7 +78,9 @@ class RoundProblem:
         return Placement(names, max(counts), self.nodes[numbers[0]].gpu_type, uneven)
 
 
-def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, restart_seconds: float) -> RoundProblem:
+def round_problem(
+    snapshot: Snapshot, *, p: float, avoid_interference: bool, restart_seconds: float, growth: int = 1
+) -> RoundProblem:
     """Build the problem of a round.
 
     Args:
@@ -86,6 +88,7 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
         p: the exponent of the fitness.
         avoid_interference: whether at most one job over several nodes is allowed on a node.
         restart_seconds: the cost of a re-allocation of a job of which none was measured.
+        growth: how many times the cluster's GPUs the table of speed-ups covers, at most.
     """
     jobs = tuple(job for job in snapshot.jobs if job.gpus)
     nodes = tuple(node for node in snapshot.nodes if node.gpus and node.gpu_type is not None)
@@ -100,7 +103,9 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
     most = np.array([_most_gpus(job) for job in jobs], dtype=np.int64)
     widest = np.array([node_gpus[node_types == number].max(initial=0) for number in range(len(types))], dtype=np.int64)
     gpus = np.bincount(node_types, weights=node_gpus, minlength=len(types)).astype(np.int64)
-    largest = int(min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(gpus.max(initial=1), 1)))
+    largest = int(
+        min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(growth * gpus.max(initial=1), 1))
+    )
     suited = tuple(job_goodput(job, _types(row, nodes)) for job, row in zip(jobs, limits, strict=True))
     speedups = speedup_table(goodput_table(suited, types, widest, largest), gpus, widest)
     problem = AllocationProblem(

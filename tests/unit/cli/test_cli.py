@@ -12,7 +12,15 @@ from click.testing import CliRunner
 from metasched.cli import formatting, job_explanation, main, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
-from metasched.shared_dir.published_status import BatchStatus, JobStatus, NodeStatus, PlanStatus, Status, publish
+from metasched.shared_dir.published_status import (
+    AdviceStatus,
+    BatchStatus,
+    JobStatus,
+    NodeStatus,
+    PlanStatus,
+    Status,
+    publish,
+)
 from metasched.slurm.tags import KEYS, parse_tag
 from metasched.store import JobRecord, Store
 from tests.programs import write_program
@@ -623,6 +631,15 @@ def test_status_has_columns_for_batches_where_a_job_has_one(show):
     assert ("BATCH" in output, "SPEED-UP" in output) == (True, True)
     assert "256 → 512, 87%" in output
     assert " 1.32 " in output
+
+
+def test_status_shows_advice_on_the_number_of_nodes(show):
+    """A line for each GPU type, where the policy gives advice."""
+    assert "would suit" not in show(published(), "status")
+    more, right = AdviceStatus("v100", 4, 7, 0.93, 0.51), AdviceStatus("k80", 1, 1, 0.6, 0.6)
+    output = show(published(advice=(more, right)), "status")
+    assert "v100: utility 93% on 4 nodes; 7 nodes would suit the jobs (51%)" in output
+    assert "k80: utility 60% on 1 node; the number of nodes suits the jobs" in output
 
 
 def test_explain_tells_the_batch_and_why_another_one_waits():
