@@ -88,7 +88,7 @@ def round_problem(
         p: the exponent of the fitness.
         avoid_interference: whether at most one job over several nodes is allowed on a node.
         restart_seconds: the cost of a re-allocation of a job of which none was measured.
-        growth: how many times the cluster's GPUs the table of speed-ups covers, at most.
+        growth: how many times as large a cluster the table of speed-ups and the limits of jobs suit.
     """
     jobs = tuple(job for job in snapshot.jobs if job.gpus)
     nodes = tuple(node for node in snapshot.nodes if node.gpus and node.gpu_type is not None)
@@ -119,7 +119,7 @@ def round_problem(
         weights=np.array([job.weight for job in jobs]),
         least_gpus=least,
         most_gpus=most,
-        most_nodes=np.array([_most_nodes(job, len(nodes)) for job in jobs], dtype=np.int64),
+        most_nodes=np.array([_most_nodes(job, growth * len(nodes)) for job in jobs], dtype=np.int64),
         pinned=pinned,
         uneven=snapshot.uneven,
         avoid_interference=avoid_interference,
