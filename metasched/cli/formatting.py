@@ -13,7 +13,7 @@ from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
-    from metasched.shared_dir.published_status import JobStatus
+    from metasched.shared_dir.published_status import AdviceStatus, JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -120,6 +120,30 @@ def remaining_seconds(job: JobStatus) -> float | None:
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
     return max(job.total_steps - job.progress_steps, 0.0) / (job.steps_per_second * job.step_gain)
+
+
+def advice_text(advice: AdviceStatus) -> str:
+    """Return a sentence on the number of nodes of a GPU type that would suit the jobs."""
+    said = "the number of nodes suits the jobs"
+    if advice.advised != advice.nodes:
+        said = f"{counted(advice.advised, 'node')} would suit the jobs ({advice.predicted:.0%})"
+    return f"{clean(advice.gpu_type)}: utility {advice.utility:.0%} on {counted(advice.nodes, 'node')}; {said}"
+
+
+def batch_text(job: JobStatus) -> str:
+    """Return the batch with its efficiency, and the batch that is wanted: ``256 → 512, 87%``; "" for other jobs."""
+    batch = job.batch
+    if batch is None or batch.present is None:
+        return ""
+    wanted = "" if batch.wanted is None else f" → {batch.wanted.global_batch}"
+    efficiency = "" if batch.efficiency is None else f", {batch.efficiency:.0%}"
+    return f"{batch.present.global_batch}{wanted}{efficiency}"
+
+
+def speed_up_text(job: JobStatus) -> str:
+    """Return the goodput over that of a fair share, by the job's reason: ``1.32``; "" where the reason tells none."""
+    speed_up = job.reason_facts.get("speedup") if job.reason_code == Code.GOODPUT_SPEEDUP else None
+    return f"{speed_up:.2f}" if isinstance(speed_up, (int, float)) else ""
 
 
 def reason_fields(reason: Reason | None) -> dict[str, Any]:

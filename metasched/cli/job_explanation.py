@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metasched.cli.formatting import duration, listed, remaining_seconds, where, world_sizes_text
 from metasched.core.reason_words import counted
-from metasched.shared_dir.published_status import JobStatus, Status
+from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
 
 STALE_SECONDS = 30.0
 _WAITING = ("held", "queued")
@@ -26,7 +26,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
-    lines += [*_co_runner_lines(job), *_deadline_lines(job, now)]
+    lines += [*_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: "
@@ -77,6 +77,31 @@ def _state(job: JobStatus, now: float) -> str:
         "stopping": f"is being stopped on {place}: it writes a checkpoint and gives its resources back",
     }
     return states.get(job.status, f"is {job.status}")
+
+
+def _batch_lines(job: JobStatus) -> list[str]:
+    """Return sentences on a batch size that changes: the batch in force, the batch that is wanted, and why it waits."""
+    batch = job.batch
+    if batch is None:
+        return []
+    lines = []
+    if batch.present is not None:
+        line = f"Its batch is {_plan_text(batch.present)}"
+        if batch.efficiency is not None:
+            line += f", with {batch.efficiency:.0%} of the efficiency of its first batch, {batch.first_batch}"
+        if batch.noise_scale is not None:
+            line += f" (gradient noise scale {batch.noise_scale:.3g} samples)"
+        lines.append(f"{line}.")
+    if batch.wanted is not None:
+        lines.append(f"It is to have a batch of {_plan_text(batch.wanted)}; {batch.note}.")
+    elif batch.note:
+        lines.append(f"Its batch: {batch.note}.")
+    return lines
+
+
+def _plan_text(plan: PlanStatus) -> str:
+    passes = "" if plan.accumulation == 1 else f" in {plan.accumulation} micro-batches"
+    return f"{plan.global_batch} samples ({plan.per_gpu} on each GPU{passes})"
 
 
 def _co_runner_lines(job: JobStatus) -> list[str]:

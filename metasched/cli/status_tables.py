@@ -12,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from metasched.cli.formatting import (
+    advice_text,
+    batch_text,
     clean,
     co_runner_text,
     duration,
     gpus_text,
     progress_text,
     runs_text,
+    speed_up_text,
     where,
     world_sizes_text,
 )
@@ -32,7 +35,8 @@ _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspende
 
 def overview(status: Status, now: float, limit: int) -> RenderableType:
     """Return headline, table of nodes and table of at most ``limit`` live jobs, those with an allocation first."""
-    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), Text()]
+    advice = [Text(advice_text(one)) for one in status.advice]
+    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), *advice, Text()]
     if status.jobs:
         parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
     else:
@@ -82,9 +86,12 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus]) -> Table:
-    """Return the table of live jobs."""
+    """Return the table of live jobs; batch and speed-up have a column where any job has them."""
     numbers = ("WAITED", "RAN", "RUNS")
-    made = table("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *numbers, "PROGRESS", "REASON", right=numbers)
+    goodput = {"BATCH": batch_text, "SPEED-UP": speed_up_text}
+    shown = {name: text for name, text in goodput.items() if any(map(text, jobs))}
+    headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")
+    made = table(*headings, right=(*shown, *numbers))
     for job in jobs:
         row(
             made,
@@ -94,6 +101,7 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
             gpus_text(job),
             " ".join(part for part in (where(job.nodes), job.gpu_type, co_runner_text(job)) if part),
+            *(text(job) for text in shown.values()),
             duration(job.waited_seconds),
             duration(job.ran_seconds),
             runs_text(job),

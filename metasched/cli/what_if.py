@@ -49,7 +49,8 @@ def command(
     """Simulate the present queue and cluster from now on, under the configured policy and under others.
 
     Nothing is changed. For each job the table shows when it would end, and the source of the estimate of its work: its
-    own reports, earlier jobs of its user and name, its time limit, or an assumption.
+    fitted goodput where its batch size may change, its own reports, earlier jobs of its user and name, its time limit,
+    or an assumption.
     """
     from metasched.core.policy import installed_policies  # noqa: PLC0415
     from metasched.daemon.dry_run import read_only_controller  # noqa: PLC0415  `--help` needs none of this
@@ -63,7 +64,11 @@ def command(
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
     with read_only_controller(command_paths.config) as (controller, store):
-        snapshot, current, schedule = controller.current_snapshot(), controller.policy, controller.config.schedule
+        snapshot, current, schedule = (
+            controller.current_snapshot(fits_iterations=True),
+            controller.policy,
+            controller.config.schedule,
+        )
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
         settings = Settings(
             round_seconds=schedule.round_seconds,

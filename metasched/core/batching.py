@@ -66,6 +66,10 @@ class GradientNoise:
         per_step = self.variance / batch + self.square
         return (self.variance / first_batch + self.square) / per_step if per_step > 0 else 1.0
 
+    def efficiency(self, first_batch: int, batch: float) -> float:
+        """The progress of a sample at ``batch`` over that at the first batch, 0 to 1 (Pollux, Eq. 6)."""
+        return self.gain(first_batch, batch) * first_batch / batch
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRegime:
@@ -93,6 +97,7 @@ class Batching:
         min_per_gpu: fewest samples that a GPU may process at once.
         max_per_gpu: most samples that a GPU can process at once; None where that is not known.
         regimes: the global batches so far, in their order; the last one is in force.
+        taken_plan: number of the latest of the daemon's plans that a trainer has reported steps with; 0 for none.
     """
 
     first_batch: int
@@ -103,6 +108,7 @@ class Batching:
     min_per_gpu: int = 1
     max_per_gpu: int | None = None
     regimes: tuple[BatchRegime, ...] = ()
+    taken_plan: int = 0
 
     @property
     def has_changed(self) -> bool:

@@ -476,6 +476,25 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAdvice:
+    """A policy's advice on the number of nodes of one GPU type, for clusters whose size can change.
+
+    Attributes:
+        gpu_type: the type.
+        nodes: nodes of the type that accept jobs.
+        advised: the advised number of nodes; equal to ``nodes`` where it is right.
+        utility: the utility of the present nodes, 0 to 1, by the policy's definition.
+        predicted: the predicted utility of the advised nodes.
+    """
+
+    gpu_type: str
+    nodes: int
+    advised: int
+    utility: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A policy's answer for one round.
 
@@ -485,12 +504,14 @@ class Decision:
         waits: why each other job waits, by uid.
         degraded: why a substitute decided instead of the policy's own method, which has no answer; None where the
             method itself decided. The engine adds it to the reason of every job.
+        advice: how many nodes would suit the jobs, by GPU type; empty where the policy gives no advice.
     """
 
     grants: tuple[Grant, ...] = ()
     fallback: tuple[Grant, ...] = ()
     waits: Mapping[str, Reason] = field(default_factory=dict)
     degraded: Reason | None = None
+    advice: tuple[NodeAdvice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,15 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.STARTS: _starts,
     Code.MOVES: lambda **place: f"moves to {_place(**place)}",
     Code.PREEMPTED_FOR: lambda jobs, more: f"preempted for {', '.join(jobs)}{f' and {more} more' if more else ''}",
+    Code.BATCH_NOT_DECLARED: "its tag has batch=adaptive, and its script has declared no batch yet",
+    Code.BATCH_WITHOUT_CONSENT: "its tag has batch=adaptive, and its script does not consent: give "
+    "ctx.loader(..., max_batch=..., lr_scale=...)",
+    Code.BATCH_WITHOUT_TAG: "its script lets the batch change, and its tag does not: submit it with batch=adaptive",
+    Code.BATCH_WITHOUT_NOISE: "its gradient noise is not known, so the batch does not grow",
+    Code.BATCH_OF_NEXT_RUN: "it is the batch of its next run, on other GPUs",
+    Code.BATCH_AWAITS_TRAINER: "its trainer has not started yet",
+    Code.BATCH_AWAITS_BOUNDARY: "its trainer has not reported steps with it yet: it changes at a step boundary, beyond "
+    "the data that is fetched already; a refusal is in the job's output",
     Code.BATCH_CHANGES: _batch_changes,
     Code.NOT_ITS_TURN: "it is not its turn",
     Code.WAS_TO_LEAVE: "its earlier stop request is sent again",

@@ -17,7 +17,7 @@ import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.batching import BatchPlan
-from metasched.core.model import Action, Placement, Snapshot, Status
+from metasched.core.model import Action, NodeAdvice, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
@@ -107,6 +107,7 @@ class Controller:
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._degraded: Reason | None = None
+        self._advice: tuple[NodeAdvice, ...] = ()
         self._degraded_rounds = 0
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
@@ -219,16 +220,30 @@ class Controller:
         """The number of degraded rounds since the start of the daemon."""
         return self._degraded_rounds
 
+    @property
+    def advice(self) -> Sequence[NodeAdvice]:
+        """How many nodes would suit the jobs, by GPU type, as the policy's latest decision says; empty for none."""
+        return self._advice
+
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
 
-    def current_snapshot(self) -> Snapshot:
+    def batch_target(self, uid: str) -> tuple[Placement | None, BatchPlan | None]:
+        """The placement that a job should have by the present round, and the batch plan that it should have there."""
+        return self._targets.get(uid), self._batches.get(uid)
+
+    def current_snapshot(self, *, fits_iterations: bool = False) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.
+
+        Args:
+            fits_iterations: whether jobs get the parameters of the time of their iterations under any policy, from now
+                on.
 
         Raises:
             SlurmError: Slurm could not be read.
         """
+        self._estimates.fits_iterations |= fits_iterations
         return _for_policies(self._observe_and_record(self._clock()).snapshot)
 
     def decide_and_plan(self) -> tuple[Snapshot, Sequence[Action]]:
@@ -357,6 +372,7 @@ class Controller:
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
+        self._advice = result.decision.advice
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ from metasched.core.batching import BatchControl
 from metasched.core.model import Job, Snapshot
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
+from metasched.daemon.batch_status import batch_status
 from metasched.daemon.cluster_state import ClusterState
-from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
+from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
 if TYPE_CHECKING:
@@ -61,15 +62,13 @@ class StatusPublisher:
             next_round=controller.next_round,
             slurm=controller.slurm_error or "ok",
             nodes=_nodes(snapshot),
-            jobs=tuple(
-                self._job(job, snapshot, state.jobs[job.uid].record, controller.reason(job.uid))
-                for job in snapshot.jobs
-            ),
+            jobs=tuple(self._job(job, snapshot, state.jobs[job.uid].record, controller) for job in snapshot.jobs),
             sharing=snapshot.sharing,
             sharing_note=why_no_sharing(controller.config, state),
             finished=tuple(self._ended(record) for record in ended),
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
+            advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
         )
         self._write(status)
 
@@ -109,8 +108,8 @@ class StatusPublisher:
             "world_sizes": sizes,
         }
 
-    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: Reason) -> JobStatus:
-        shown = job.blocked or reason
+    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
+        shown = job.blocked or controller.reason(job.uid)
         placement, now = job.placement, snapshot.now
         co_runner = snapshot.job.get(job.co_runner or "")
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
@@ -136,6 +135,7 @@ class StatusPublisher:
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
             step_gain=_step_gain(job),
+            batch=batch_status(job, record, *controller.batch_target(job.uid)),
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:

@@ -37,6 +37,51 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AdviceStatus:
+    """The advised number of nodes of a GPU type, for clusters whose size can change.
+
+    ``nodes`` accept jobs now, at the ``utility`` that the policy defines (0 to 1); ``advised`` nodes would have
+    ``predicted``.
+    """
+
+    gpu_type: str
+    nodes: int
+    advised: int
+    utility: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """One batch plan: samples that a GPU processes at once, its micro-batches of a step, samples of a step in all."""
+
+    per_gpu: int
+    accumulation: int
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """The batch size of a job that tag or script let change.
+
+    ``adaptive`` says whether both do. ``first_batch`` is the batch that the user chose, ``present`` the latest that the
+    trainer reported, ``efficiency`` the progress of a sample with it over that at ``first_batch`` (0 to 1), and
+    ``noise_scale`` the gradient noise scale in samples. ``wanted`` is the batch that the trainer is to take up and has
+    not; None for none. ``note`` says why it has not, or why the batch cannot change, in words; ``note_code`` says it to
+    programs.
+    """
+
+    adaptive: bool
+    first_batch: int | None = None
+    present: PlanStatus | None = None
+    efficiency: float | None = None
+    noise_scale: float | None = None
+    wanted: PlanStatus | None = None
+    note: str = ""
+    note_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -45,7 +90,8 @@ class JobStatus:
     which it should finish, ``blocked`` whether it must not start now, ``step_gain`` how many of the
     ``progress_steps`` a step counts for now, 1 unless its batch adapts. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
-    words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
+    words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
+    None for a job whose batch size neither tag nor script let change.
     """
 
     uid: str
@@ -84,6 +130,7 @@ class JobStatus:
     reason_code: str = "text"
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
+    batch: BatchStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +140,8 @@ class Status:
     A new status is published every ``poll_seconds``. ``slurm`` is "ok", or Slurm's present error. ``jobs`` are the live
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
     why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
-    ``degraded_rounds`` is the number of such rounds since the daemon's start.
+    ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
+    type, where the policy advises on the number of nodes.
     """
 
     published: float
@@ -114,6 +162,7 @@ class Status:
     sharing_note: str = ""
     degraded: str = ""
     degraded_rounds: int = 0
+    advice: tuple[AdviceStatus, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more

@@ -5,12 +5,12 @@ The time of an iteration is fitted to the configurations in which the job has ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from metasched.core.batching import BatchPlan, BatchRegime
-from metasched.core.model import Job, Placement
+from metasched.core.model import NO_PARAMETERS, Job, Placement
 from metasched.throughput.iteration_fit import MeasuredIteration, fit_types
-from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.training import AdaptiveTraining, Pace, Training
 
 
@@ -20,18 +20,23 @@ class Agent:
     Args:
         training: the job's training.
         fits: whether the time of an iteration is fitted, which costs some milliseconds for each new configuration.
+        known: by GPU type, the parameters of the time of an iteration where they are known from the begin; none are
+            fitted then.
 
     Attributes:
         plan: the batch plan in force; None for the training's own batch.
     """
 
-    def __init__(self, training: AdaptiveTraining, *, fits: bool) -> None:
+    def __init__(
+        self, training: AdaptiveTraining, *, fits: bool, known: Mapping[str, tuple[float, ...]] = NO_PARAMETERS
+    ) -> None:
         self.plan: BatchPlan | None = None
         self._training = training
-        self._fits = fits
+        self._fits = fits and not known
         self._batching = training.batching
+        self._ran = False
         self._measured: dict[str, dict[tuple[int, bool, BatchPlan], MeasuredIteration]] = {}  # by GPU type
-        self._parameters: dict[str, IterationParameters] = {}
+        self._parameters = known
         self._refit = False
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None) -> Pace:
@@ -54,6 +59,7 @@ class Agent:
         if not regimes or regimes[-1].batch != batch:
             regimes = (*regimes, BatchRegime(batch, done if regimes else 0.0))
         self._batching = replace(known, plan=plan, global_batch=batch, regimes=regimes)
+        self._ran = True
         seconds = self._training.iteration_seconds(placement, plan)
         if not self._fits or seconds is None or placement.gpu_type is None:
             return
@@ -66,7 +72,7 @@ class Agent:
 
     def report(self, job: Job, done: float) -> Job:
         """The job with what its trainer reports after ``done`` steps; the same object where it has never run."""
-        if self._batching.plan is None:
+        if not self._ran:
             return job
         if self._refit:
             measured = {gpu_type: list(found.values()) for gpu_type, found in self._measured.items()}

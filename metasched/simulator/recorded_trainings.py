@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from metasched.core.model import Speed
+from metasched.core.model import Job, Speed
 from metasched.store import JobRecord, Store
+from metasched.throughput.fitted_training import FittedTraining, has_fitted_goodput
+from metasched.throughput.iteration_fit import MeasuredIteration, fit_types
 from metasched.throughput.measured_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, training_of_run
 from metasched.throughput.training import Training
@@ -76,15 +78,44 @@ def with_default(found: Mapping[str, ExtendedCurve]) -> Mapping[str, Scaling]:
     return {"": max(found.values(), key=lambda one: len(one.curve.points)), **found}
 
 
-def recorded_training(store: Store, record: JobRecord, gpus: int, exponent: float) -> Training | None:
+def measured_iterations(store: Store, uid: str) -> Mapping[str, Sequence[MeasuredIteration]]:
+    """The mean durations of iterations by GPU type, from the reports of a job's trainers."""
+    placements = {run.run: run.placement for run in store.runs(uid) if run.placement is not None}
+    sums: dict[str, dict[tuple[int, bool, int, int], tuple[int, float]]] = {}
+    for row in store.recent_throughput(uid, ALL):
+        placement = None if row.run is None else placements.get(row.run)
+        if placement is not None and placement.gpu_type is not None and row.seconds > 0 and row.steps > 0:
+            sizes = sums.setdefault(placement.gpu_type, {})
+            key = placement.gpus, len(placement.nodes) > 1, row.per_gpu_batch, row.accumulation
+            steps, seconds = sizes.get(key, (0, 0.0))
+            sizes[key] = (steps + row.steps, seconds + row.seconds)
+    return {
+        gpu_type: [MeasuredIteration(*key, seconds / steps) for key, (steps, seconds) in sorted(sizes.items())]
+        for gpu_type, sizes in sums.items()
+    }
+
+
+def _with_recorded_goodput(store: Store, record: JobRecord, job: Job) -> Job:
+    """The job at its first batch, with its noise and its fitted iterations, where its batch size may change."""
+    if record.batching is None or not job.adaptive_batch:
+        return job
+    batching = replace(record.batching, plan=None, global_batch=None, regimes=())
+    fitted = fit_types(measured_iterations(store, record.uid), {})
+    return job.evolve(batching=batching, noise=record.noise, iteration_parameters=fitted)
+
+
+def recorded_training(store: Store, record: JobRecord, job: Job, exponent: float) -> Training | None:
     """The work and the speed of a job that has ended; None where it never ran.
 
     Args:
         store: the daemon's store.
         record: the job.
-        gpus: the GPUs that it asked for.
+        job: the same, as it is submitted.
         exponent: the exponent of speed over the number of GPUs, beyond the measured sizes.
     """
+    gpus = job.gpus
+    if record.progress_steps and has_fitted_goodput(recorded := _with_recorded_goodput(store, record, job)):
+        return FittedTraining(recorded, float(record.progress_steps))
     found = reported_curves(store, record.uid, exponent)
     if found and record.progress_steps:
         return ScalingTraining(float(record.progress_steps), with_default(found))

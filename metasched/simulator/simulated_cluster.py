@@ -141,7 +141,7 @@ class Cluster:
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
         if isinstance(submission.training, AdaptiveTraining):
-            live.agent = Agent(submission.training, fits=self._fits_iterations)
+            live.agent = Agent(submission.training, fits=self._fits_iterations, known=job.iteration_parameters)
         live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
         if job.expected_service is None:
             live.job = live.job.evolve(expected_service=expected_service(self._completed[job.user, job.name]))

@@ -13,6 +13,7 @@ from metasched.simulator.recorded_trainings import ALL, learned_curves, reported
 from metasched.simulator.records import InitialState, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store
+from metasched.throughput.fitted_training import FittedTraining, has_fitted_goodput
 from metasched.throughput.scaling_curve import ScalingTraining, training_of_run
 from metasched.throughput.training import Training
 
@@ -122,8 +123,9 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
 def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, exponent: float) -> dict[str, Estimate]:
     """Estimate the work of each live job, by uid, from the best source there is.
 
-    The sources are, in this order: the steps that the job declares, at its reported speeds; the service of completed
-    jobs of the same user and name; ``assumed_seconds``, or the job's time limit where that is less.
+    The sources are, in this order: the steps that the job declares, at its fitted goodput where its batch size may
+    change, else at its reported speeds; the service of completed jobs of the same user and name; ``assumed_seconds``,
+    or the job's time limit where that is less.
 
     Args:
         store: the daemon's store.
@@ -142,6 +144,9 @@ def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, expo
 
 def _estimate(store: Store, job: Job, past: Sequence[JobRecord], assumed_seconds: float, exponent: float) -> Estimate:
     units = job.gpus or job.nodes or 1
+    if job.total_steps and has_fitted_goodput(job):
+        fitted = FittedTraining(job, float(job.total_steps))
+        return Estimate(fitted, job.progress_steps or 0.0, "its fitted goodput", declared=True)
     # Reports do not tell whether the job was co-located; the speeds that the daemon has learned do.
     found = reported_curves(store, job.uid, exponent) if job.whole_gpus else learned_curves(job.speed, exponent)
     if job.total_steps and found:

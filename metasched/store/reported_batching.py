@@ -67,7 +67,8 @@ class ReportedBatching(NamedTuple):
             began = max(done - report.steps, 0.0) if regimes else 0.0
             regimes = (*regimes, BatchRegime(report.global_batch, began))[-MAX_REGIMES:]
         plan = BatchPlan(report.per_gpu_batch, report.accumulation)
-        batching = replace(before, plan=plan, global_batch=report.global_batch, regimes=regimes)
+        taken = max(before.taken_plan, report.plan)
+        batching = replace(before, plan=plan, global_batch=report.global_batch, regimes=regimes, taken_plan=taken)
         if batching.control is BatchControl.FIXED and batching.has_changed:
             batching = replace(batching, control=BatchControl.SCRIPT)
         return ReportedBatching(batching, _noise(report) or self.noise)

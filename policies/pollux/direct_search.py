@@ -28,6 +28,9 @@ PRICE_RANGE = (0.6, 1.4)
 LEAST_PRICE = 1e-45
 """The lowest price that is told from 0, relative to the highest: contributions span many orders of magnitude."""
 
+PRICE_MARGIN = 1e-6
+"""The part by which a price is lowered to find the jobs whose amounts change there."""
+
 PRICE_STEP, PRICE_PRECISION = 16.0, 1.0 + 1e-9
 """The ratio by which a common price is raised until the demand fits, and that within which it is then found."""
 
@@ -125,6 +128,24 @@ def _common_price(demand: _Demand) -> float:
     return high
 
 
+def relaxed_amounts(problem: AllocationProblem) -> tuple[Ints, Ints]:
+    """Each job's GPU type (an index) and GPUs at the clearing prices: an allocation of amounts, without pinned jobs.
+
+    Equal jobs change their amounts at the same price. Those get more for which GPUs remain.
+    """
+    demand, prices = _Demand(problem), clearing_prices(problem)
+    types, gpus = demand.best(prices)
+    left = demand.capacity - np.bincount(types, weights=gpus, minlength=len(prices))
+    more_types, more = demand.best(prices * (1.0 - PRICE_MARGIN))
+    for job in np.flatnonzero(more > gpus).tolist():
+        added = more[job] - (gpus[job] if types[job] == more_types[job] else 0)
+        if added <= left[more_types[job]]:
+            left[types[job]] += gpus[job]
+            left[more_types[job]] -= more[job]
+            types[job], gpus[job] = more_types[job], more[job]
+    return types, gpus
+
+
 def fitness_bound(problem: AllocationProblem) -> float:
     """A fitness that no allocation exceeds: that of the jobs' best amounts at the clearing prices (weak duality)."""
     pinned = problem.weights * contributions(problem.speedups_of(problem.present), problem.p)
@@ -154,12 +175,17 @@ class _Demand:
 
     def amount(self, prices: Floats) -> int:
         """The GPUs that all jobs together want."""
+        return int(self.best(prices)[1].sum())
+
+    def best(self, prices: Floats) -> tuple[Ints, Ints]:
+        """The GPU type and the GPUs that each job wants that is not pinned."""
         if not len(self._idle):
-            return 0
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        sizes = len(self._gpus)
         scores = (self._amounts - prices[:, None] * self._gpus).reshape(len(self._idle), self._amounts[0].size)
         best = scores.argmax(axis=1)
         runs = scores[np.arange(len(scores)), best] > self._idle
-        return int((best % len(self._gpus) * runs).sum())
+        return best // sizes * runs, best % sizes * runs
 
     def dual(self, prices: Floats) -> float:
         """The sum that no allocation of the jobs that are not pinned exceeds, by these prices."""

@@ -22,9 +22,9 @@ from pydantic import Field
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from metasched.throughput.job_goodput import is_tuned
 from policies.pollux.allocation_problem import Ints
 from policies.pollux.direct_search import direct_search, greedy_allocation
-from policies.pollux.job_goodput import is_tuned
 from policies.pollux.round_problem import RoundProblem, Rows, round_problem
 
 ALLOCATION, SEARCHED_AT = "allocation", "searched_at"

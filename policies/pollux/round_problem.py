@@ -10,9 +10,9 @@ import numpy as np
 from metasched.core.model import Job, Node, Placement, Quota, Snapshot
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from metasched.throughput.goodput import Goodput
+from metasched.throughput.job_goodput import job_goodput
 from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Ints, JobQuota
 from policies.pollux.fitness import reallocation_factor
-from policies.pollux.job_goodput import job_goodput
 from policies.pollux.speedup_table import goodput_table, speedup_table
 
 GROWTH = 2
@@ -78,7 +78,9 @@ class RoundProblem:
         return Placement(names, max(counts), self.nodes[numbers[0]].gpu_type, uneven)
 
 
-def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, restart_seconds: float) -> RoundProblem:
+def round_problem(
+    snapshot: Snapshot, *, p: float, avoid_interference: bool, restart_seconds: float, growth: int = 1
+) -> RoundProblem:
     """Build the problem of a round.
 
     Args:
@@ -86,6 +88,7 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
         p: the exponent of the fitness.
         avoid_interference: whether at most one job over several nodes is allowed on a node.
         restart_seconds: the cost of a re-allocation of a job of which none was measured.
+        growth: how many times as large a cluster the table of speed-ups and the limits of jobs suit.
     """
     jobs = tuple(job for job in snapshot.jobs if job.gpus)
     nodes = tuple(node for node in snapshot.nodes if node.gpus and node.gpu_type is not None)
@@ -100,7 +103,9 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
     most = np.array([_most_gpus(job) for job in jobs], dtype=np.int64)
     widest = np.array([node_gpus[node_types == number].max(initial=0) for number in range(len(types))], dtype=np.int64)
     gpus = np.bincount(node_types, weights=node_gpus, minlength=len(types)).astype(np.int64)
-    largest = int(min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(gpus.max(initial=1), 1)))
+    largest = int(
+        min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(growth * gpus.max(initial=1), 1))
+    )
     suited = tuple(job_goodput(job, _types(row, nodes)) for job, row in zip(jobs, limits, strict=True))
     speedups = speedup_table(goodput_table(suited, types, widest, largest), gpus, widest)
     problem = AllocationProblem(
@@ -114,7 +119,7 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
         weights=np.array([job.weight for job in jobs]),
         least_gpus=least,
         most_gpus=most,
-        most_nodes=np.array([_most_nodes(job, len(nodes)) for job in jobs], dtype=np.int64),
+        most_nodes=np.array([_most_nodes(job, growth * len(nodes)) for job in jobs], dtype=np.int64),
         pinned=pinned,
         uneven=snapshot.uneven,
         avoid_interference=avoid_interference,

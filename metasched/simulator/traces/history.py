@@ -14,6 +14,8 @@ from metasched.store import JobRecord, Store
 def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 1.0) -> Workload:
     """The jobs that have run, with the work that they did, at the speeds that they reported.
 
+    Jobs whose batch size could change have their fitted goodput instead, with the noise that was reported last.
+
     The clock begins at the first submission. Requests for nodes, partitions and features are dropped, so that the jobs
     fit other clusters too; GPU types and the keys of tags are kept. The database does not tell which jobs were
     co-located: speeds count as those of jobs without a co-runner.
@@ -34,7 +36,7 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
         found = []
         for record in ended:
             job = _job(path, record, first, most_gpus)
-            work = recorded_training(store, record, job.gpus, speed_up)
+            work = recorded_training(store, record, job, speed_up)
             if work is not None:
                 found.append(Submission(job, work))
     return Workload(path.name, tuple(found))
@@ -67,5 +69,6 @@ def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> 
         weight=weight,
         preempt=preempt,
         slo_seconds=slo_seconds,
+        adaptive_batch=request.get("adaptive_batch") is True,
         cpus_per_unit=0,
     )

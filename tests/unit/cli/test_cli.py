@@ -12,7 +12,15 @@ from click.testing import CliRunner
 from metasched.cli import formatting, job_explanation, main, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
-from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
+from metasched.shared_dir.published_status import (
+    AdviceStatus,
+    BatchStatus,
+    JobStatus,
+    NodeStatus,
+    PlanStatus,
+    Status,
+    publish,
+)
 from metasched.slurm.tags import KEYS, parse_tag
 from metasched.store import JobRecord, Store
 from tests.programs import write_program
@@ -50,6 +58,18 @@ def job(**changes):
         "world_sizes": (4, 2),
     }
     return JobStatus(**(fields | changes))
+
+
+BATCH = BatchStatus(
+    adaptive=True,
+    first_batch=64,
+    present=PlanStatus(64, 2, 256),
+    efficiency=0.87,
+    noise_scale=1200.0,
+    wanted=PlanStatus(256, 1, 512),
+    note="its trainer has not started yet",
+    note_code="batch_awaits_trainer",
+)
 
 
 def waiting(**changes):
@@ -608,3 +628,36 @@ def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
     """An empty output would look like a fault."""
     monkeypatch.setattr(dry_run, "planned_actions", lambda _: [])
     assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"
+
+
+def test_status_has_columns_for_batches_where_a_job_has_one(show):
+    """The batch that is wanted stands behind an arrow; other clusters' tables do not change."""
+    assert "BATCH" not in show(published(), "status")
+    tuned = job(batch=BATCH, reason_code="goodput_speedup", reason_facts={"speedup": 1.321})
+    output = show(published(jobs=(tuned, waiting())), "status")
+    assert ("BATCH" in output, "SPEED-UP" in output) == (True, True)
+    assert "256 → 512, 87%" in output
+    assert " 1.32 " in output
+
+
+def test_status_shows_advice_on_the_number_of_nodes(show):
+    """A line for each GPU type, where the policy gives advice."""
+    assert "would suit" not in show(published(), "status")
+    more, right = AdviceStatus("v100", 4, 7, 0.93, 0.51), AdviceStatus("k80", 1, 1, 0.6, 0.6)
+    output = show(published(advice=(more, right)), "status")
+    assert "v100: utility 93% on 4 nodes; 7 nodes would suit the jobs (51%)" in output
+    assert "k80: utility 60% on 1 node; the number of nodes suits the jobs" in output
+
+
+def test_explain_tells_the_batch_and_why_another_one_waits():
+    """An obstacle stands alone where no batch is wanted."""
+    lines = job_explanation.explanation(job(batch=BATCH), published(), NOW)
+    assert (
+        "Its batch is 256 samples (64 on each GPU in 2 micro-batches), with 87% of the efficiency of its first batch, "
+        "64 (gradient noise scale 1.2e+03 samples)." in lines
+    )
+    assert "It is to have a batch of 512 samples (256 on each GPU); its trainer has not started yet." in lines
+    alone = dataclasses.replace(BATCH, present=None, wanted=None, note="its script does not consent")
+    lines = job_explanation.explanation(job(batch=alone), published(), NOW)
+    assert "Its batch: its script does not consent." in lines
+    assert not any("samples" in line for line in lines)

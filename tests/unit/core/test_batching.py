@@ -36,6 +36,7 @@ def test_the_gain_at_the_limits():
     """Without noise a larger batch gains nothing; with nothing but noise it gains as much as it is larger."""
     assert GradientNoise(1.0, 0.0).gain(64, 256) == 1.0
     assert GradientNoise(0.0, 1.0).gain(64, 256) == 4.0
+    assert (GradientNoise(1.0, 0.0).efficiency(64, 256), GradientNoise(0.0, 1.0).efficiency(64, 256)) == (0.25, 1.0)
     assert GradientNoise(0.0, 0.0).gain(64, 256) == 1.0
 
 

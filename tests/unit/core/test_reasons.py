@@ -25,7 +25,12 @@ ROOT = Path(__file__).parents[3]
 SOURCES = [*(ROOT / "metasched").rglob("*.py"), *(ROOT / "policies").rglob("*.py")]
 TABLES = {ROOT / "metasched/core/reasons.py", ROOT / "metasched/core/reason_words.py"}
 # Besides the command line: the published status, logs and leases, and the lines of `daemon --dry-run`.
-RENDERERS = {"metasched/daemon/status_publisher.py", "metasched/daemon/actuator.py", "metasched/daemon/dry_run.py"}
+RENDERERS = {
+    "metasched/daemon/batch_status.py",
+    "metasched/daemon/status_publisher.py",
+    "metasched/daemon/actuator.py",
+    "metasched/daemon/dry_run.py",
+}
 POLICIES = [installed_policies().get(name)() for name in installed_policies().names()]
 
 

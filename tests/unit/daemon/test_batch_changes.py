@@ -7,6 +7,7 @@ import pytest
 from metasched.core.batching import BatchPlan
 from metasched.shared_dir import published_status
 from metasched.shared_dir.mailbox import Mailbox
+from metasched.shared_dir.published_status import PlanStatus
 from metasched.slurm.client import JobState
 from policies.baselines.fifo import Fifo
 from tests.unit import site as sites
@@ -123,3 +124,53 @@ def test_a_restarted_daemon_asks_for_the_plan_of_the_last_round(site):
     job = run_and_declare(site)
     site.start()
     assert site.store.target_batches() == {site.record(job).uid: BatchPlan(64)}
+
+
+def published_batch(site, job):
+    status = published_status.read(site.base / "shared")
+    return next(one for one in status.jobs if one.slurm_job_id == job).batch
+
+
+def report_steps(site, job, plan, per_gpu, accumulation, **noise):
+    batch = {"global_batch": 2 * per_gpu * accumulation, "per_gpu_batch": per_gpu, "accumulation": accumulation}
+    counts = {"step": 10, "steps": 10, "samples": 10 * batch["global_batch"], "seconds": 10.0, "loss": None}
+    site.slurm.trainer(job).write(
+        site.slurm, kind="steps", world_size=2, progress=10.0, plan=plan, **counts, **batch, **noise
+    )
+    site.run(10)
+
+
+def test_the_published_status_tells_the_batch_until_the_trainer_has_taken_it_up(site):
+    """Once it has, another plan of the trainer's own is not waited for."""
+    job = run_and_declare(site)
+    found = published_batch(site, job)
+    assert (found.adaptive, found.first_batch, found.present, found.note_code) == (
+        *(True, 64, None),
+        "batch_awaits_boundary",
+    )
+    assert found.wanted == PlanStatus(64, 1, 128)
+    report_steps(site, job, 1, 64, 1, grad_square=1.0, grad_variance=64.0)
+    found = published_batch(site, job)
+    assert (found.present, found.wanted, found.note) == (PlanStatus(64, 1, 128), None, "")
+    assert (found.noise_scale, found.efficiency) == (64.0, pytest.approx(128 / 192))
+    report_steps(site, job, 0, 40, 2)
+    assert published_batch(site, job).wanted is None
+    Tuned.batch = BatchPlan(32, 4)
+    site.run(40)
+    found = published_batch(site, job)
+    assert (found.present, found.wanted) == (PlanStatus(40, 2, 160), PlanStatus(32, 4, 256))
+
+
+@pytest.mark.parametrize(
+    ("tag", "declared", "note"),
+    [
+        ("", {}, "batch_without_tag"),
+        ("batch=adaptive", {"adaptive": False}, "batch_without_consent"),
+        ("", {"adaptive": False}, None),
+    ],
+)
+def test_the_published_status_tells_which_consent_is_missing(site, tag, declared, note):
+    """A job that asks for nothing has no batch there."""
+    found = published_batch(site, run_and_declare(site, tag, **declared))
+    assert (found and found.note_code) == note
+    assert found is None or (not found.adaptive and found.wanted is None)

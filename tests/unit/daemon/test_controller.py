@@ -1,11 +1,11 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Hold
+from metasched.core.model import Hold, NodeAdvice
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.shared_dir import published_status
@@ -412,6 +412,20 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     site.run(30)
     assert site.state(job) is JobState.RUNNING
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
+
+
+def test_advice_on_the_number_of_nodes_is_published(site, monkeypatch):
+    """It is that of the latest round."""
+    advice, decide = NodeAdvice("v100", 4, 2, 0.25, 0.5), site.controller.policy.decide
+
+    def advised(snapshot, state):
+        decision, after = decide(snapshot, state)
+        return replace(decision, advice=(advice,)), after
+
+    monkeypatch.setattr(site.controller.policy, "decide", advised)
+    site.run(70)
+    (published,) = published_status.read(site.base / "shared").advice
+    assert asdict(published) == asdict(advice)
 
 
 def test_degraded_rounds_are_told_recorded_once_and_counted(site, monkeypatch):

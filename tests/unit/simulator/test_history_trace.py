@@ -1,11 +1,14 @@
 import pytest
 
+from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement, Preempt
 from metasched.simulator.recorded_trainings import reported_curves
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.history import read_history
 from metasched.simulator.traces.sacct import read_sacct
 from metasched.store import EndCause, JobRecord, Store
+from metasched.store.row_conversion import record_json
+from metasched.throughput.training import AdaptiveTraining
 
 UID = "0123456789abcdef"
 ONE, TWO = Placement(("n1",), 1, "v100"), Placement(("n1",), 2, "v100")
@@ -137,3 +140,23 @@ def test_bad_accounting_is_refused(tmp_path, line, told):
     path.write_text(SACCT + line + "\n")
     with pytest.raises(TraceError, match=told):
         read_sacct(path, most_gpus=8)
+
+
+def test_jobs_whose_batch_changed_have_their_fitted_goodput(store, tmp_path):
+    """Their work is in steps at the first batch, with which they begin, and simulations can give them other batches."""
+    ended(store, UID, 0.0, [(ONE, 100), (TWO, 100)], steps=900.0, needs={**NEEDS, "adaptive_batch": True})
+    limits = Batching(8, BatchControl.SCHEDULER, BatchPlan(32), 64, max_batch=64, max_per_gpu=32)
+    with store.transaction():
+        values = [record_json(limits), record_json(GradientNoise(1.0, 100.0)), UID]
+        store._write("UPDATE jobs SET batching = ?, noise = ? WHERE uid = ?", values)
+    reported(store, 1, 100, 100.0)
+    reported(store, 2, 100, 100.0)
+    (submission,) = read_history(tmp_path / "metasched.db").submissions
+    training = submission.training
+    assert isinstance(training, AdaptiveTraining)
+    assert (training.total, training.noise(0.0).scale) == (900.0, 100.0)
+    assert training.own_plan(TWO).global_batch(2) == 8
+    assert training.iteration_seconds(ONE, BatchPlan(8)) == pytest.approx(1.0, rel=0.01)
+    faster = training.tuned_pace(0.0, TWO, BatchPlan(32)).steps_per_second
+    assert faster > training.pace(0.0, TWO).steps_per_second
+    assert submission.job.iteration_parameters == {}

@@ -1,16 +1,21 @@
 import pytest
 
+from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
+from metasched.throughput.goodput import Goodput
+from metasched.throughput.iteration_time import IterationParameters
+from metasched.throughput.job_goodput import batch_limits
 from metasched.throughput.measured_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import training_of_run
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from policies.pollux.policy import Pollux, PolluxParameters
 from tests import builders
 
 NOW = 10_000.0
@@ -193,3 +198,38 @@ def test_co_located_jobs_stay_co_located():
     found = forecast(view, known(a=300.0, b=300.0), {"g": Gandiva()}, SETTINGS)
     assert [one.preemptions["g"] for one in found] == [0, 0]
     assert all(one.ends["g"] is not None for one in found)
+
+
+NOISE = GradientNoise(1.0, 1e6)
+THETA = (0.02, 0.001, 0.01, 0.001, 0.05, 0.002, 1.5)
+
+
+def adaptive(uid, *, noise=NOISE, **facts):
+    """A job of one to four GPUs whose trainers have reported its batch, its noise and its iterations."""
+    batching = Batching(64, BatchControl.SCHEDULER, BatchPlan(64), 64, max_batch=4096, max_per_gpu=256)
+    known = {"batching": batching, "noise": noise, "iteration_parameters": {"v100": THETA}, "adaptive_batch": True}
+    return running(uid, 0.0, 1000.0, 1, most_gpus=4, **known | facts).evolve(min_gpus=1, max_gpus=4)
+
+
+def test_a_job_whose_batch_adapts_is_forecast_by_its_fitted_goodput(tmp_path):
+    """On the same GPUs Pollux gives it larger batches; under FIFO it keeps its batch."""
+    one = adaptive("a", total_steps=10_000.0, progress_steps=4000.0)
+    with Store.open(tmp_path / "metasched.db") as store:
+        estimates = estimate_all(store, [one], 14400.0, 0.9)
+    assert (estimates["a"].how, estimates["a"].declared) == ("its fitted goodput", True)
+    policies = {"f": Fifo(), "p": Pollux(PolluxParameters(background=False))}
+    (found,) = forecast(look(one), estimates, policies, SETTINGS)
+    theta = IterationParameters(*THETA)
+    assert found.ends["f"] - NOW == pytest.approx(6000 * theta.iteration_seconds(4, 16, 1, multi_node=False))
+    best = Goodput(theta, batch_limits(one), 1e6).best(4, multi_node=False)
+    assert found.ends["p"] - NOW == pytest.approx(6000 * 64 / best.goodput, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"noise": None}, {"iteration_parameters": {}}, {"batching": Batching(64, BatchControl.SCRIPT)}]
+)
+def test_a_job_whose_goodput_is_not_known_is_forecast_by_its_speed(tmp_path, facts):
+    """So is one whose batch metasched must not change."""
+    with Store.open(tmp_path / "metasched.db") as store:
+        one = adaptive("a", total_steps=100.0, speed=MeasuredSpeed("ann/x", {("v100", (1,)): 2.0}), **facts)
+        assert estimate_all(store, [one], 14400.0, 0.9)["a"].how == "its own reports"

@@ -47,6 +47,12 @@ def test_a_regime_begins_at_the_progress_in_steps_at_the_first_batch():
     assert found.regimes[-1] == BatchRegime(128, 17.5)
 
 
+def test_the_latest_plan_that_was_taken_up_is_kept():
+    """A trainer that has chosen a plan of its own since reports no number."""
+    found = ReportedBatching().after([steps(10, plan=2), steps(20, plan=0)]).batching
+    assert found.taken_plan == 2
+
+
 def test_endless_regimes_are_cut():
     """A script that changes its batch at every step leaves the latest regimes."""
     found = ReportedBatching().after([steps(10 * n, 64 + n) for n in range(1, 3 * MAX_REGIMES)]).batching

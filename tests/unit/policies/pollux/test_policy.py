@@ -7,7 +7,7 @@ from metasched.core.model import Placement, Preempt, Status
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code
 from metasched.scheduling.engine import precompute, run_round
-from policies.pollux.job_goodput import batch_limits
+from metasched.throughput.job_goodput import batch_limits
 from policies.pollux.policy import Pollux, PolluxParameters
 from tests.builders import job, nodes, running, snapshot
 
