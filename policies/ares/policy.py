@@ -7,7 +7,7 @@ A round, step by step:
 2. Fair-finish queue (``fair_finish_queue``, section 3.2): the reference system (``reference_system``) is advanced to
    now; a job's virtual finish time is fixed when its demand is first known. Earlier finish times preempt later ones.
 3. Unknown-demand pool (section 3.5): jobs of unknown demand have GPUs in proportion to their weights, those with the
-   largest deficit against fair sharing first. Only GPUs count that jobs can use (``_PoolLimits``).
+   largest deficit against fair sharing first. Only GPUs count that jobs can use (``pool_limits``).
 4. Queue: each job gets the GPU type and size at which it is fastest, up to the size that scaling control allows
    (``scaling``, section 3.3).
 5. Remaining GPUs go to the pool, then to efficient or faster sizes (``leftovers``), of the queue and then of the pool,
@@ -16,8 +16,7 @@ A round, step by step:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import ClassVar, Literal
@@ -25,14 +24,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
-from metasched.capacity.max_min import max_min_bottlenecks
 from metasched.capacity.shapes import CPU_ONLY, NodeSet
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible, is_vacating
 from policies.ares.fair_finish_queue import FairFinishQueue, overrun
-from policies.ares.scaling import CLOSE, ScalingControl, Size
+from policies.ares.pool_limits import PoolLimits
+from policies.ares.scaling import ScalingControl, Size
 
 GROWTH = 1.5
 """Least factor by which a running job grows by leftovers: other jobs soon need them, and each change is a restart."""
@@ -309,7 +308,7 @@ class _Round:
         Jobs with a deficit against fair sharing are served, and jobs that have run for less than ``turn_seconds``.
         """
         assigned = self.capacity_pool.assigned
-        limits = _PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
+        limits = PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
         served = {job.uid for job in self.unknown if job.uid in assigned}
         for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
             due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
@@ -338,7 +337,7 @@ class _Round:
         began = job.run_started
         return job.active and (began is None or self.now < began + self.parameters.turn_seconds)
 
-    def _serve_up_to_requested(self, job: Job, limits: _PoolLimits | None = None) -> bool:
+    def _serve_up_to_requested(self, job: Job, limits: PoolLimits | None = None) -> bool:
         """Give a job up to its requested GPUs within the limits, if these are more than it has; return whether so."""
         capacity_pool = self.capacity_pool
         amount = capacity_pool.assigned.get(job.uid)
@@ -398,74 +397,6 @@ class _Round:
             return Size(CPU_ONLY, 0, None) if fits else None
         scaling = self._scaling(job)
         return next((size for t in self._preferred_types(job) for size in scaling.up_to_requested(t)), None)
-
-
-class _PoolLimits:
-    """Limits on the GPUs that the jobs of the unknown-demand pool have before jobs of known demand are served.
-
-    Both have the parts of the GPUs that weighted max-min fairness gives them by the nodes that they can use. Within the
-    nodes that some job of known demand can use, the pool leaves the parts of all jobs of known demand that can use no
-    other nodes; so it does within all nodes that jobs can use directly or indirectly instead of each other. What it has
-    is rounded up, and more where no job of the pool could run otherwise. With one set of nodes, the pool has GPUs in
-    proportion to its weight among all live jobs.
-    """
-
-    def __init__(
-        self,
-        capacity_pool: CapacityPool,
-        node_sets: Mapping[str, NodeSet],
-        known: Sequence[Job],
-        unknown: Sequence[Job],
-    ) -> None:
-        self._capacity_pool = capacity_pool
-        weights: dict[NodeSet, float] = {}
-        known_weights: dict[NodeSet, float] = {}
-        for job in unknown:
-            weights[node_sets[job.uid]] = weights.get(node_sets[job.uid], 0) + job.weight
-        for job in known:
-            known_weights[node_sets[job.uid]] = known_weights.get(node_sets[job.uid], 0) + job.weight
-        for node_set, weight in known_weights.items():
-            weights[node_set] = weights.get(node_set, 0) + weight
-        gpus = {group: sum(node.gpus for node in nodes) for group, nodes in capacity_pool.groups.items()}
-        bottlenecks = max_min_bottlenecks(weights, gpus)
-        parts = {node_set: bottlenecks[node_set].part(weight) for node_set, weight in known_weights.items()}
-        self._left: dict[NodeSet, int] = {}
-        for node_set in {*known_weights, *_connected(weights)} if unknown else ():
-            total = sum(amount for group, amount in gpus.items() if group & node_set)
-            known_part = sum(part for subset, part in parts.items() if subset & node_set == subset)
-            self._left[node_set] = math.ceil(total - known_part - CLOSE)
-        self._served: set[NodeSet] = set()  # in which a job of the pool has been served, but for retained ones
-        for job in unknown:
-            self.charge(job)
-        self._served.clear()
-
-    def most(self, job: Job, gpu_type: str) -> int:
-        """GPUs of a type that a job of the pool may have; all, if its nodes accept no other jobs."""
-        node_set = self._capacity_pool.node_set(job, gpu_type)
-        limits = (
-            left if limit in self._served else max(left, job.min_gpus)
-            for limit, left in self._left.items()
-            if node_set and node_set & limit == node_set
-        )
-        return min(limits, default=job.max_gpus)
-
-    def charge(self, job: Job) -> None:
-        """Charge a job of the pool for the GPUs that it has been assigned."""
-        for node_set, gpus, _ in self._capacity_pool.assigned_costs(job):
-            for limit in self._left:
-                if node_set & limit == node_set:
-                    self._left[limit] -= gpus
-                    self._served.add(limit)
-
-
-def _connected(node_sets: Iterable[NodeSet]) -> list[NodeSet]:
-    """The unions of node sets that overlap, directly or through others."""
-    unions: list[NodeSet] = []
-    for node_set in node_sets:
-        overlapping = [union for union in unions if union & node_set]
-        unions = [union for union in unions if not union & node_set]
-        unions.append(node_set | sum(overlapping))
-    return unions
 
 
 def _exceeds(job: Job) -> Reason:
