@@ -83,10 +83,13 @@ class Workload:
     Attributes:
         source: where the jobs come from, in words.
         submissions: the jobs, ordered by (arrival, uid).
+        at_once: how many jobs there are at a time, at most: a further one, in order, arrives when one has ended, and
+            not before its own arrival (a closed loop, such as a search for hyper-parameters). None for no limit.
     """
 
     source: str
     submissions: tuple[Submission, ...]
+    at_once: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class Scenario:
             TraceError: a data file is missing or malformed.
             ScenarioError: there are no jobs, or none of them is in the window.
         """
-        found = self.format.workload(self.path.parent, self.nodes, seed)
+        found = replace(self.format.workload(self.path.parent, self.nodes, seed), at_once=self.format.at_once)
         if not found.submissions:
             raise ScenarioError(self.path, [f"workload: {found.source} has no jobs"])
         self._check_window(found)

@@ -119,7 +119,8 @@ def _common_price(demand: _Demand) -> float:
 
     if fits(0.0):
         return 0.0
-    low = high = LEAST_PRICE * demand.highest
+    # Where jobs that wait count for so much more than those that run, prices that matter are near 1.
+    low = high = LEAST_PRICE * (demand.highest if LEAST_PRICE * demand.highest < 1.0 else 1.0)
     while not fits(high):
         low, high = high, high * PRICE_STEP
     while high > low * PRICE_PRECISION:
@@ -256,7 +257,8 @@ def _improve(found: PartialAllocation, prices: Floats, rng: np.random.Generator,
         changed = list(before)
         gain = float((found.value[changed] - values[changed]).sum())
         moves = sum(found.moved(job, found.where[job]) - found.moved(job, where) for job, where in before.items())
-        equal = EPSILON * float(np.abs(values[changed]).sum())
+        # Jobs that wait before and after count for much, and change nothing.
+        equal = EPSILON * float(np.abs(values[changed][found.value[changed] != values[changed]]).sum())
         if gain < -equal or (gain <= equal and moves > 0):
             for job in changed:
                 found.remove(job)
