@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement, Speed
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Workload
 from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
 from metasched.throughput.goodput_profile import ProfileTraining
 from metasched.throughput.training import Pace, Training
@@ -23,8 +23,9 @@ def on_types(workload: Workload, factors: Mapping[str, float]) -> Workload:
     submissions = []
     for one in workload.submissions:
         assert isinstance(one.training, ProfileTraining)  # noqa: S101  the reader's
-        adaptive = isinstance(one.training, AdaptiveProfileTraining)
-        training = (AdaptiveTypedTraining if adaptive else TypedTraining)(one.training, factors)
+        training = TypedTraining(one.training, factors)
+        if isinstance(one.training, AdaptiveProfileTraining):
+            training = AdaptiveTypedTraining(one.training, factors)
         submissions.append(replace(one, job=one.job.evolve(gpu_types=tuple(factors)), training=training))
     return Workload(f"{workload.source} on {', '.join(factors)}", tuple(submissions))
 

@@ -99,11 +99,11 @@ class Agent:
 
     def retune(self, done: float, placement: Placement) -> None:
         """Take up the batch plan with the highest goodput, by the noise and the fit after ``done`` steps."""
-        found = self._fit().get(placement.gpu_type or "")
-        known = self._batching
+        found, known = self._fit().get(placement.gpu_type or ""), self._batching
         if found is None:
             return
-        limits = BatchLimits(known.first_batch, known.max_batch, known.max_per_gpu, known.min_per_gpu)
+        first, most, at_once = known.first_batch, known.max_batch, known.max_per_gpu
+        limits = BatchLimits(first, most or first, at_once or first, known.min_per_gpu)
         goodput = Goodput(found, limits, self._noise(done).scale)
         best = goodput.best(placement.gpus, multi_node=len(placement.nodes) > 1)
         if best is not None:

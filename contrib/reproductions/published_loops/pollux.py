@@ -9,9 +9,10 @@ It differs from ``metasched.simulator.simulation`` as follows:
 - The artifact's policies decide the numbers of GPUs, and place them themselves: a job whose number stays the same keeps
   its placement; the other jobs, in the order of the grants, take GPUs from the node with the most free GPUs, then from
   the next one, however uneven the placement is.
-- Pollux, which chooses nodes itself, is given adaptive trainings. Their agents re-tune the batch to the measured noise at
-  each end of an epoch and of an interval, too, by the model that is fitted to what the job has run. Of a pass that is
-  timed by itself the agents know the duration. The batch of the application ``ncf`` is 32768, on one GPU.
+- The artifact's Pollux chooses nodes itself, and batch sizes. Its agents time each pass by itself, besides the whole
+  iteration, and re-tune the batch at the end of each epoch and interval. A job on several nodes is taken to synchronise
+  at least 1.1 times as long as on one node until it has tried. Jobs of the application ``ncf`` have one GPU and a fixed
+  batch of 32768.
 - The artifact's Optimus knows a job's work inexactly: steps are counted at the user's batch size, the present epoch
   counts as completed (and the last epoch as one step); a single GPU does at least two passes, whatever the batch size;
   and jobs of the application ``ncf`` never have more GPUs than they ask for.
@@ -29,7 +30,7 @@ from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.simulator.agent import NOTHING_KNOWN, Agent
-from metasched.simulator.records import Settings, Workload
+from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
 from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
 from metasched.throughput.goodput_profile import GoodputProfile, ProfileTraining, packed
@@ -138,13 +139,24 @@ class PolluxJob(LiveJob):
     agent: Agent | None = None
 
 
+def _without_growth(submission: Submission) -> Submission:
+    """A submission with the limits that the artifact has for an application."""
+    job, training = submission.job, submission.training
+    if not isinstance(training, ProfileTraining) or training.profile.name != NEVER_GROWS:
+        return submission
+    if not isinstance(training, AdaptiveProfileTraining):
+        return replace(submission, job=job.evolve(max_gpus=max(job.gpus, 1)))
+    fixed = ProfileTraining(training.profile, training.profile.most_batch)
+    return replace(submission, job=job.evolve(max_gpus=1), training=fixed)
+
+
 class PolluxLoop(PublishedLoop[PolluxJob]):
     """One simulation as in Pollux's public simulator.
 
-    Of ``settings`` it reads ``round_seconds``, the scheduling interval; ``restart_seconds``, the delay of training after
-    each change of placement; ``interference_factor``, for the jobs that interfere at an interval's begin; and for
-    Pollux ``uneven``. Adaptive
-    jobs of the applications in ``known`` have these iterations from the begin, and do not explore or fit them.
+    Of ``settings`` it reads ``round_seconds``, the scheduling interval; ``restart_seconds``, the delay of training
+    after each change of placement; ``interference_factor``, for the jobs that interfere when an interval begins; and,
+    for Pollux, ``uneven``. Adaptive jobs of the applications in ``known`` have these iteration times from the begin,
+    and do not explore or fit them.
     """
 
     name = "pollux"
@@ -222,21 +234,14 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
 
     def arrive(self) -> None:
         """Add the jobs whose arrival is reached."""
-        for submission in self.due_arrivals():
+        for submission in map(_without_growth, self.due_arrivals()):
             training = submission.training
             job = submission.job.evolve(restart_seconds=self.settings.restart_seconds)
             speed = agent = None
             if isinstance(training, AdaptiveProfileTraining):
-                if training.profile.name == NEVER_GROWS:
-                    training = ProfileTraining(training.profile, training.profile.most_batch)
-                    submission = replace(submission, training=training)
-                    job = job.evolve(max_gpus=1)
-                else:
-                    agent, job = self.agent_of(training, job)
+                agent, job = self.agent_of(training, job)
             elif isinstance(training, ProfileTraining):
                 speed = OptimusView(training.profile, training.batch)
-                if training.profile.name == NEVER_GROWS:
-                    job = job.evolve(max_gpus=max(job.gpus, 1))
             self.live[job.uid] = PolluxJob(submission, job, self.demand_integral, known_speed=speed, agent=agent)
 
     def agent_of(self, training: AdaptiveProfileTraining, job: Job) -> tuple[Agent, Job]:
