@@ -182,7 +182,7 @@ class Headlines:
     def mean(self, kind: str, **case: Any) -> Figures:
         """The means of the figures over the workloads of a folder."""
         found = [self.figures(Case(name, **case)) for name in self.workloads(kind)]
-        return {name: fmean(one[name] for one in found) for name in found[0]}
+        return {name: fmean(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
 
     def figures(self, case: Case) -> Figures:
         """The figures of one simulation."""
@@ -236,7 +236,7 @@ def _figures(outcome: Outcome, workload: Workload) -> dict[str, float]:
         "restarts": fmean(len(job.intervals) - 1 for job in outcome.jobs),
         "unfinished": float(len(outcome.jobs) - len(jcts)),
     }
-    for name in sorted(set(names.values())):
+    for name in sorted({names[uid] for uid in jcts}):
         found[f"jct {name}"] = fmean(jct for uid, jct in jcts.items() if names[uid] == name)
     return found
 
