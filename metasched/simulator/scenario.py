@@ -100,6 +100,7 @@ class SettingsSection(_Section):
     checkpoint_every: NotNegative = 0.0
     rack_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     cluster_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    interference_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     uneven: bool = False
     sharing: bool = False
     limit_factor: NotNegative = 0.0

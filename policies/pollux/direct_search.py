@@ -40,6 +40,12 @@ TYPE_STEPS = tuple(2.0**-halvings for halvings in range(8))
 MOST_VARIATIONS = 300
 """Variations of single types' prices, at most."""
 
+OPTIMAL = 1e-4
+"""The relative distance from a bound of all allocations at which nothing is improved any more."""
+
+PATIENCE = 0.5
+"""The part of all improvements after which, without any gain, no more are tried."""
+
 
 def greedy_allocation(problem: AllocationProblem, allocation: Ints | None = None) -> Ints:
     """An allocation whose free GPUs are given, node by node, to the jobs that gain the most by each of them.
@@ -59,7 +65,8 @@ def direct_search(problem: AllocationProblem, *, seed: int, improvements: int, s
     Args:
         problem: the problem.
         seed: the seed of the neighbourhoods' choice. Equal arguments give equal answers.
-        improvements: how many neighbourhoods are tried.
+        improvements: how many neighbourhoods are tried, at most: fewer where the answer is optimal, up to rounding, or
+            where none of the last half has raised the fitness.
         starts: allocations to begin with, such as the last answer; rows that do not fit are dropped.
 
     Returns:
@@ -85,6 +92,13 @@ def _search(problem: AllocationProblem, seed: int, improvements: int, starts: Se
     best = max(begun, key=lambda one: problem.fitness(one.matrix()))
     _improve(best, prices, np.random.default_rng(seed), improvements)
     return best.matrix()
+
+
+def _is_optimal(found: PartialAllocation, bound: float) -> bool:
+    """Whether no allocation of the jobs that are not pinned has a noticeably higher sum; ``bound`` is their dual."""
+    free = ~found.problem.pinned
+    values, idle = found.value[free], found.problem.idle_values[free]
+    return bound - float(values.sum()) <= OPTIMAL * float(np.abs(values[values > idle]).sum())
 
 
 def clearing_prices(problem: AllocationProblem) -> Floats:
@@ -238,7 +252,13 @@ def _improve(found: PartialAllocation, prices: Floats, rng: np.random.Generator,
     problem = found.problem
     jobs, nodes = problem.present.shape
     movable = ~problem.pinned
-    for _ in range(improvements if nodes and movable.any() else 0):
+    bound = _Demand(problem).dual(prices)
+    if not movable.any() or _is_optimal(found, bound):
+        return
+    last_gain = 0
+    for number in range(improvements):
+        if number - last_gain > PATIENCE * improvements:
+            return
         chosen = rng.choice(nodes, min(int(rng.integers(1, MOST_EMPTIED + 1)), nodes), replace=False)
         removed = {job for node in chosen for job in found.residents[node]} | set(
             rng.integers(0, jobs, OTHERS).tolist()
@@ -264,3 +284,7 @@ def _improve(found: PartialAllocation, prices: Floats, rng: np.random.Generator,
                 found.remove(job)
             for job, where in before.items():
                 found.place(job, where)
+        elif gain > equal:
+            last_gain = number
+            if _is_optimal(found, bound):
+                return

@@ -67,7 +67,7 @@ def test_policies_see_what_the_trainer_reports():
     assert second.batching.global_batch == PROFILE.first_batch
     assert third.requested_batch == third.batching.plan == LARGE
     assert [regime.batch for regime in third.batching.regimes] == [PROFILE.first_batch, LARGE.global_batch(4)]
-    assert third.noise == TRAINING.noise(third.progress_steps)
+    assert third.noise == TRAINING.noise(third.progress_steps, third.batching.global_batch)
     assert third.most_gpus == 4
     assert set(third.iteration_parameters) == {"t4"}
 
@@ -93,7 +93,7 @@ def test_goodput_of_a_plan_counts_accumulation_and_gain():
     times = [TRAINING.iteration_seconds(FOUR, plan) for plan in (once, twice)]
     assert times[0] < times[1] < 2 * times[0]
     for plan, seconds in zip((once, twice), times, strict=True):
-        gain = TRAINING.noise(0.0).gain(PROFILE.first_batch, plan.global_batch(4))
+        gain = TRAINING.noise(0.0, plan.global_batch(4)).gain(PROFILE.first_batch, plan.global_batch(4))
         pace = TRAINING.tuned_pace(0.0, FOUR, plan)
         assert pace.steps_per_second == pytest.approx(gain / seconds, rel=0.2)
         assert pace.until == PROFILE.ends[0]
