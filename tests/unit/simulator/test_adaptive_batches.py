@@ -74,7 +74,7 @@ def test_policies_see_what_the_trainer_reports():
 
 
 def test_the_agent_fits_what_it_has_run_and_nothing_else():
-    """Configurations that were run are predicted closely; unexplored ones are taken to scale perfectly."""
+    """Configurations that were run are predicted closely; several nodes are taken to be hardly slower than one."""
     agent = Agent(TRAINING, fits=True)
     for place in (ONE, FOUR):
         for per_gpu in (PROFILE.least_local, LARGE.per_gpu):
@@ -84,7 +84,8 @@ def test_the_agent_fits_what_it_has_run_and_nothing_else():
     found = job.iteration_parameters["t4"]
     true = TRAINING.iteration_seconds(FOUR, LARGE)
     assert found.iteration_seconds(4, LARGE.per_gpu, 1, multi_node=False) == pytest.approx(true, rel=0.05)
-    assert found.alpha_node == found.beta_node == 0.0
+    assert found.alpha_node == pytest.approx(1.1 * found.sync_seconds(4, multi_node=False))
+    assert found.beta_node == 0.0
     assert found.iteration_seconds(4, LARGE.per_gpu, 1, multi_node=True) < TRAINING.iteration_seconds(SPREAD, LARGE)
 
 
