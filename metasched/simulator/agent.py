@@ -25,7 +25,6 @@ class Agent:
     Args:
         training: the job's training.
         fits: whether the time of an iteration is fitted, which costs some milliseconds for each new configuration.
-        node_over_local: see ``fit_iteration``.
         times_passes: whether the trainer times a pass without synchronisation by itself, besides the iteration.
         parameters: by GPU type, what is known before the job's first run, as from earlier jobs.
 
@@ -38,14 +37,12 @@ class Agent:
         training: AdaptiveTraining,
         *,
         fits: bool,
-        node_over_local: float = 0.0,
         times_passes: bool = False,
         parameters: Mapping[str, IterationParameters] = NOTHING_KNOWN,
     ) -> None:
         self.plan: BatchPlan | None = None
         self._training = training
         self._fits = fits
-        self._node_over_local = node_over_local
         self._times_passes = times_passes
         self._batching = training.batching
         self._measured: dict[str, dict[tuple[int, bool, BatchPlan], MeasuredIteration]] = {}  # by GPU type
@@ -121,6 +118,6 @@ class Agent:
     def _fit(self) -> Mapping[str, IterationParameters]:
         if self._refit:
             measured = {gpu_type: list(found.values()) for gpu_type, found in self._measured.items()}
-            self._parameters = fit_types(measured, {}, node_over_local=self._node_over_local)
+            self._parameters = fit_types(measured, {})
             self._refit = False
         return self._parameters

@@ -226,7 +226,7 @@ class GoodputProfile:
 
     def _interpolate(self, batch: int, values: Sequence[float]) -> float:
         low, high = self._around(batch)
-        if low == high:
+        if low == high or batch > high:
             return values[-1]
         return ((batch - low) * values[1] + (high - batch) * values[0]) / (high - low)
 

@@ -30,6 +30,12 @@ FIRST_VALUE = 0.3
 
 OPTIONS = {"maxiter": 200, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-7}
 
+NODE_OVER_LOCAL = 1.1
+"""How many times as long jobs are taken to synchronise on several nodes as on one, until they have tried.
+
+It is about as in the public code. As in the paper, with 0, jobs leave a node just because they have not left it before.
+"""
+
 RIDGE = 1e-6
 """The weight of the squares of gamma - 1 and of both retrogressions, which decides what measurements leave open."""
 
@@ -64,7 +70,7 @@ def fit_iteration(
     measured: Sequence[MeasuredIteration],
     unexplored: IterationParameters = PERFECT_SCALING,
     *,
-    node_over_local: float = 0.0,
+    node_over_local: float = NODE_OVER_LOCAL,
 ) -> IterationParameters:
     """Fit the model's parameters to the iterations of one job on one GPU type.
 
@@ -72,8 +78,7 @@ def fit_iteration(
         measured: at least one iteration, each in another configuration.
         unexplored: the values of the parameters of the synchronisation on which no iteration depends.
         node_over_local: until several nodes were used, alpha_node is at least this many times the longest
-            synchronisation that was used on one node: 0 in the paper. With 1.1, about as in the public code, jobs do
-            not leave a node just because they have not used several ones.
+            synchronisation that was used on one node; 0 as in the paper.
 
     Returns:
         The parameters, in seconds and samples as ``measured``. Where only one number of samples per GPU was measured,
@@ -105,7 +110,7 @@ def fit_types(
     measured: Mapping[str, Sequence[MeasuredIteration]],
     ratios: Mapping[tuple[str, str], float],
     *,
-    node_over_local: float = 0.0,
+    node_over_local: float = NODE_OVER_LOCAL,
     fitted: Mapping[str, IterationParameters] = MappingProxyType({}),
 ) -> dict[str, IterationParameters]:
     """Fit one job's parameters on every GPU type of which something is known.

@@ -245,46 +245,48 @@ def _placed(problem: AllocationProblem, prices: Floats) -> PartialAllocation:
 
 
 def _improve(found: PartialAllocation, prices: Floats, rng: np.random.Generator, improvements: int) -> None:
-    """Empty and fill single neighbourhoods again.
-
-    A change that lowers the sum is undone, and one that only moves more jobs.
-    """
-    problem = found.problem
-    jobs, nodes = problem.present.shape
-    movable = ~problem.pinned
-    bound = _Demand(problem).dual(prices)
-    if not movable.any() or _is_optimal(found, bound):
+    """Empty and fill single neighbourhoods again, until none raises the sum, or none can."""
+    bound = _Demand(found.problem).dual(prices)
+    if found.problem.pinned.all() or _is_optimal(found, bound):
         return
     last_gain = 0
     for number in range(improvements):
         if number - last_gain > PATIENCE * improvements:
             return
-        chosen = rng.choice(nodes, min(int(rng.integers(1, MOST_EMPTIED + 1)), nodes), replace=False)
-        removed = {job for node in chosen for job in found.residents[node]} | set(
-            rng.integers(0, jobs, OTHERS).tolist()
-        )
-        order = sorted(job for job in removed if movable[job])
-        before = {job: found.where[job] for job in order}
-        values = found.value.copy()
-        for job in order:
-            found.remove(job)
-        around = prices * rng.uniform(*PRICE_RANGE)
-        for job in rng.permutation(order).tolist():
-            found.place(job, found.best_option(job, around).where)
-        touched = {node for where in before.values() for node in where.nodes}
-        touched.update(*(found.where[job].nodes for job in order))
-        found.fill(sorted(touched), before)
-        changed = list(before)
-        gain = float((found.value[changed] - values[changed]).sum())
-        moves = sum(found.moved(job, found.where[job]) - found.moved(job, where) for job, where in before.items())
-        # Jobs that wait before and after count for much, and change nothing.
-        equal = EPSILON * float(np.abs(values[changed][found.value[changed] != values[changed]]).sum())
-        if gain < -equal or (gain <= equal and moves > 0):
-            for job in changed:
-                found.remove(job)
-            for job, where in before.items():
-                found.place(job, where)
-        elif gain > equal:
+        if _refill(found, prices, rng):
             last_gain = number
             if _is_optimal(found, bound):
                 return
+
+
+def _refill(found: PartialAllocation, prices: Floats, rng: np.random.Generator) -> bool:
+    """Empty and fill a random neighbourhood; returns whether the sum is higher.
+
+    A change that lowers the sum is undone, and one that only moves more jobs.
+    """
+    problem = found.problem
+    jobs, nodes = problem.present.shape
+    chosen = rng.choice(nodes, min(int(rng.integers(1, MOST_EMPTIED + 1)), nodes), replace=False)
+    removed = {job for node in chosen for job in found.residents[node]} | set(rng.integers(0, jobs, OTHERS).tolist())
+    order = sorted(job for job in removed if not problem.pinned[job])
+    before = {job: found.where[job] for job in order}
+    values = found.value.copy()
+    for job in order:
+        found.remove(job)
+    around = prices * rng.uniform(*PRICE_RANGE)
+    for job in rng.permutation(order).tolist():
+        found.place(job, found.best_option(job, around).where)
+    touched = {node for where in before.values() for node in where.nodes}
+    touched.update(*(found.where[job].nodes for job in order))
+    found.fill(sorted(touched), before)
+    changed = list(before)
+    gain = float((found.value[changed] - values[changed]).sum())
+    moves = sum(found.moved(job, found.where[job]) - found.moved(job, where) for job, where in before.items())
+    # Jobs that wait before and after count for much, and change nothing.
+    equal = EPSILON * float(np.abs(values[changed][found.value[changed] != values[changed]]).sum())
+    if gain < -equal or (gain <= equal and moves > 0):
+        for job in changed:
+            found.remove(job)
+        for job, where in before.items():
+            found.place(job, where)
+    return gain > equal

@@ -10,9 +10,8 @@ It differs from ``metasched.simulator.simulation`` as follows:
   its placement; the other jobs, in the order of the grants, take GPUs from the node with the most free GPUs, then from
   the next one, however uneven the placement is.
 - The artifact's Pollux chooses nodes itself, and batch sizes. Its agents time each pass by itself, besides the whole
-  iteration, and re-tune the batch at the end of each epoch and interval. A job on several nodes is taken to synchronise
-  at least 1.1 times as long as on one node until it has tried. Jobs of the application ``ncf`` have one GPU and a fixed
-  batch of 32768.
+  iteration, and re-tune the batch at the end of each epoch and interval. Jobs of the application ``ncf`` have one GPU
+  and a fixed batch of 32768.
 - The artifact's Optimus knows a job's work inexactly: steps are counted at the user's batch size, the present epoch
   counts as completed (and the last epoch as one step); a single GPU does at least two passes, whatever the batch size;
   and jobs of the application ``ncf`` never have more GPUs than they ask for.
@@ -38,7 +37,6 @@ from metasched.throughput.iteration_time import IterationParameters
 from policies.pollux.policy import Pollux
 
 NEVER_GROWS = "ncf"
-NODE_OVER_LOCAL = 1.1
 NODE_GPUS = 4
 
 
@@ -248,7 +246,7 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
         """The agent of an adaptive job, and the job with what is known of it at its arrival."""
         known = self.known.get(training.profile.name)
         if known is None:
-            return Agent(training, fits=True, node_over_local=NODE_OVER_LOCAL, times_passes=True), job
+            return Agent(training, fits=True, times_passes=True), job
         return Agent(training, fits=False, parameters={training.profile.gpu_type: known}), job.evolve(
             most_gpus=job.max_gpus
         )
