@@ -21,6 +21,7 @@ DAEMON = [
     "structlog>=24.1",
 ]
 SIMULATOR = ["matplotlib>=3.8"]  # for plots alone
+EXAMPLES = ["optuna>=4"]  # for contrib/examples/hpo.py
 INTEGRATIONS = ["accelerate>=1.0", "pytorch-lightning>=2.4", "transformers>=4.46"]
 TEST = [
     "hypothesis",
@@ -64,6 +65,7 @@ setup(
     install_requires=["torch>=2.4"],
     extras_require={
         "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
+        "examples": EXAMPLES,
         "integrations": INTEGRATIONS,
         "pyslurm": ["pyslurm"],
         "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],

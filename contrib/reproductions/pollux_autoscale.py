@@ -89,7 +89,8 @@ def train(profile: GoodputProfile, *, by_goodput: bool, most_nodes: int) -> Run:
         part[1] += seconds
         done += max(seconds - lost, 0.0) * rate
         batch = profile.first_batch if agent.plan is None else agent.plan.global_batch(place.gpus)
-        efficiency += seconds * training.noise(done).efficiency(profile.first_batch, min(batch, profile.most_batch))
+        batch = min(batch, profile.most_batch)
+        efficiency += seconds * training.noise(done, batch).efficiency(profile.first_batch, batch)
         now, node_seconds, lost = now + seconds, node_seconds + nodes * seconds, max(lost - seconds, 0.0)
         wanted = min(advised(seen_job(agent.report(job, done), by_goodput=by_goodput), nodes, now), most_nodes)
         if wanted != nodes:

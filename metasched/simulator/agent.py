@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from metasched.core.batching import BatchPlan, BatchRegime
-from metasched.core.model import NO_PARAMETERS, Job, Placement
+from metasched.core.batching import BatchPlan, BatchRegime, GradientNoise
+from metasched.core.model import Job, Placement
+from metasched.throughput.goodput import BatchLimits, Goodput
 from metasched.throughput.iteration_fit import MeasuredIteration, fit_types
+from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.training import AdaptiveTraining, Pace, Training
+
+NOTHING_KNOWN: Mapping[str, IterationParameters] = MappingProxyType({})
 
 
 class Agent:
@@ -20,23 +25,28 @@ class Agent:
     Args:
         training: the job's training.
         fits: whether the time of an iteration is fitted, which costs some milliseconds for each new configuration.
-        known: by GPU type, the parameters of the time of an iteration where they are known from the begin; none are
-            fitted then.
+        times_passes: whether the trainer times a pass without synchronisation by itself, besides the iteration.
+        parameters: by GPU type, what is known before the job's first run, as from earlier jobs.
 
     Attributes:
         plan: the batch plan in force; None for the training's own batch.
     """
 
     def __init__(
-        self, training: AdaptiveTraining, *, fits: bool, known: Mapping[str, tuple[float, ...]] = NO_PARAMETERS
+        self,
+        training: AdaptiveTraining,
+        *,
+        fits: bool,
+        times_passes: bool = False,
+        parameters: Mapping[str, IterationParameters] = NOTHING_KNOWN,
     ) -> None:
         self.plan: BatchPlan | None = None
         self._training = training
-        self._fits = fits and not known
+        self._fits = fits
+        self._times_passes = times_passes
         self._batching = training.batching
-        self._ran = False
         self._measured: dict[str, dict[tuple[int, bool, BatchPlan], MeasuredIteration]] = {}  # by GPU type
-        self._parameters = known
+        self._parameters = parameters
         self._refit = False
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None) -> Pace:
@@ -53,13 +63,13 @@ class Agent:
             placement: the placement.
         """
         plan = self.plan or self._training.own_plan(placement)
-        batch = plan.global_batch(placement.gpus)
         known = self._batching
+        batch = plan.global_batch(placement.gpus)
+        batch = batch if known.max_batch is None else min(batch, known.max_batch)
         regimes = known.regimes
         if not regimes or regimes[-1].batch != batch:
             regimes = (*regimes, BatchRegime(batch, done if regimes else 0.0))
         self._batching = replace(known, plan=plan, global_batch=batch, regimes=regimes)
-        self._ran = True
         seconds = self._training.iteration_seconds(placement, plan)
         if not self._fits or seconds is None or placement.gpu_type is None:
             return
@@ -67,20 +77,47 @@ class Agent:
         where = placement.gpus, several, plan
         found = self._measured.setdefault(placement.gpu_type, {})
         if where not in found:
-            found[where] = MeasuredIteration(placement.gpus, several, plan.per_gpu, plan.accumulation, seconds)
+            one_pass = self._pass_seconds(placement, plan) if self._times_passes else None
+            found[where] = MeasuredIteration(*where[:2], plan.per_gpu, plan.accumulation, seconds, one_pass)
             self._refit = True
 
     def report(self, job: Job, done: float) -> Job:
         """The job with what its trainer reports after ``done`` steps; the same object where it has never run."""
-        if not self._ran:
-            return job
+        if self._batching.plan is None:
+            return (
+                job.evolve(batching=self._batching, iteration_parameters=self._parameters) if self._parameters else job
+            )
+        return job.evolve(
+            batching=self._batching,
+            noise=self._noise(done),
+            requested_batch=self.plan,
+            iteration_parameters=self._fit(),
+        )
+
+    def retune(self, done: float, placement: Placement) -> None:
+        """Take up the batch plan with the highest goodput, by the noise and the fit after ``done`` steps."""
+        found, known = self._fit().get(placement.gpu_type or ""), self._batching
+        if found is None:
+            return
+        first, most, at_once = known.first_batch, known.max_batch, known.max_per_gpu
+        limits = BatchLimits(first, most or first, at_once or first, known.min_per_gpu)
+        goodput = Goodput(found, limits, self._noise(done).scale)
+        best = goodput.best(placement.gpus, multi_node=len(placement.nodes) > 1)
+        if best is not None:
+            self.plan = best.plan
+
+    def _pass_seconds(self, placement: Placement, plan: BatchPlan) -> float | None:
+        once, twice = (
+            self._training.iteration_seconds(placement, BatchPlan(plan.per_gpu, passes)) for passes in (1, 2)
+        )
+        return None if once is None or twice is None else twice - once
+
+    def _noise(self, done: float) -> GradientNoise:
+        return self._training.noise(done, self._batching.global_batch or self._batching.first_batch)
+
+    def _fit(self) -> Mapping[str, IterationParameters]:
         if self._refit:
             measured = {gpu_type: list(found.values()) for gpu_type, found in self._measured.items()}
             self._parameters = fit_types(measured, {})
             self._refit = False
-        return job.evolve(
-            batching=self._batching,
-            noise=self._training.noise(done),
-            requested_batch=self.plan,
-            iteration_parameters=self._parameters,
-        )
+        return self._parameters

@@ -83,10 +83,13 @@ class Workload:
     Attributes:
         source: where the jobs come from, in words.
         submissions: the jobs, ordered by (arrival, uid).
+        at_once: how many jobs there are at a time, at most: a further one, in order, arrives when one has ended, and
+            not before its own arrival (a closed loop, such as a search for hyper-parameters). None for no limit.
     """
 
     source: str
     submissions: tuple[Submission, ...]
+    at_once: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ class Settings:
             every step is saved.
         failures: random node failures; None for none.
         locality: the cost in speed of the distance between a job's GPUs.
+        interference_factor: factor on the speed of a job on several nodes while another such job runs on one of its
+            nodes, on other GPUs. 1.0 for no interference.
         uneven: whether a job may have other numbers of GPUs on each of its nodes. Simulation only: Slurm gives a job
             the same number on each node, and ``Snapshot.uneven`` is False on real clusters.
         sharing: whether two jobs may be co-located on the same GPUs.
@@ -169,6 +174,7 @@ class Settings:
     checkpoint_every: float | None = None
     failures: Failures | None = None
     locality: Locality = field(default_factory=Locality)
+    interference_factor: float = 1.0
     uneven: bool = False
     sharing: bool = False
     seed: int = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from metasched.core.model import Decision, Node, Snapshot
@@ -65,7 +68,6 @@ class RoundLoop(ABC):
         name: ``Outcome.loop``.
         now: the present instant, in seconds.
         arrivals: the submissions, by (arrival, uid).
-        arrived: the number of jobs that have arrived.
         awaited: uids of the jobs of the window that are not complete.
         done: records of the jobs that have ended, by uid.
         rounds: the rounds so far.
@@ -93,7 +95,10 @@ class RoundLoop(ABC):
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
         wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
         self.awaited = {submission.job.uid for submission in wanted}
-        self.arrived = 0
+        # The heap of the next submissions, by (arrival, position), and those that wait for the end of another job.
+        numbered = [(one.job.submitted, number, one) for number, one in enumerate(self.arrivals)]
+        first = len(numbered) if workload.at_once is None else workload.at_once
+        self._due, self._behind = numbered[:first], deque(numbered[first:])
         self.done: dict[str, JobOutcome] = {}
         self.rounds: list[RoundOutcome] = []
         self.state: PolicyState | None = None
@@ -135,19 +140,24 @@ class RoundLoop(ABC):
 
     @property
     def next_arrival(self) -> float:
-        """The instant of the next submission; infinite after the last."""
-        return self.arrivals[self.arrived].job.submitted if self.arrived < len(self.arrivals) else math.inf
+        """The instant of the next submission, as far as is known now; infinite after the last."""
+        return self._due[0][0] if self._due else math.inf
 
     def due_arrivals(self) -> Iterator[Submission]:
-        """Submissions whose arrival is reached; each is counted as arrived when it is yielded."""
+        """Submissions whose arrival is reached; each has arrived when it is yielded."""
         while self.next_arrival <= self.now:
-            self.arrived += 1
-            yield self.arrivals[self.arrived - 1]
+            at, _, submission = heapq.heappop(self._due)
+            job = submission.job
+            yield submission if at == job.submitted else replace(submission, job=job.evolve(submitted=at))
 
     def record_end(self, outcome: JobOutcome) -> None:
-        """Record a job that has ended."""
+        """Record a job that has ended; the next one of those that wait for it arrives."""
         self.done[outcome.uid] = outcome
         self.awaited.discard(outcome.uid)
+        if self._behind:
+            at, number, submission = self._behind.popleft()
+            ended = self.now if outcome.finished is None else outcome.finished
+            heapq.heappush(self._due, (max(at, ended), number, submission))
 
     def decide(self, snapshot: Snapshot) -> RoundResult:
         """One round of the engine; the policy's new state becomes ``state``."""

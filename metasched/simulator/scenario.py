@@ -100,6 +100,7 @@ class SettingsSection(_Section):
     checkpoint_every: NotNegative = 0.0
     rack_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     cluster_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    interference_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     uneven: bool = False
     sharing: bool = False
     limit_factor: NotNegative = 0.0
@@ -167,7 +168,7 @@ class Scenario:
             TraceError: a data file is missing or malformed.
             ScenarioError: there are no jobs, or none of them is in the window.
         """
-        found = self.format.workload(self.path.parent, self.nodes, seed)
+        found = replace(self.format.workload(self.path.parent, self.nodes, seed), at_once=self.format.at_once)
         if not found.submissions:
             raise ScenarioError(self.path, [f"workload: {found.source} has no jobs"])
         self._check_window(found)

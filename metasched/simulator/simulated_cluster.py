@@ -31,6 +31,7 @@ from metasched.learning.service_prediction import HISTORY, PastJob, expected_ser
 from metasched.simulator.agent import Agent
 from metasched.simulator.live_job import MAX_JOBS_PER_GPU, STOPPED, HeldGpus, LiveJob
 from metasched.simulator.records import JobOutcome, Settings, Submission
+from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.training import AdaptiveTraining, Pace
 
 NO_BATCHES: Mapping[str, BatchPlan] = MappingProxyType({})
@@ -71,6 +72,7 @@ class Cluster:
         self._targets: Mapping[str, Placement] = {}
         self._co_runners: Mapping[str, str] = {}
         self._batches: Mapping[str, BatchPlan] = {}
+        self._multi_node: dict[str, LiveJob] = {}  # running jobs on several nodes, where these interfere
         self._pending: dict[str, None] = {}  # uids whose target's GPUs are not free yet, in the order of the targets
         self._events: list[tuple[float, int, LiveJob, int]] = []  # heap of (instant, number, job, version)
         self._pushed = 0
@@ -141,7 +143,8 @@ class Cluster:
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
         if isinstance(submission.training, AdaptiveTraining):
-            live.agent = Agent(submission.training, fits=self._fits_iterations, known=job.iteration_parameters)
+            known = {name: IterationParameters._make(found) for name, found in job.iteration_parameters.items()}
+            live.agent = Agent(submission.training, fits=self._fits_iterations and not known, parameters=known)
         live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
         if job.expected_service is None:
             live.job = live.job.evolve(expected_service=expected_service(self._completed[job.user, job.name]))
@@ -400,6 +403,37 @@ class Cluster:
     # -- progress -------------------------------------------------------------------------------------------------
 
     def _set_pace(self, live: LiveJob) -> None:
+        """Set a job's speed from here on, and those of the jobs that it interferes with from here on, or did."""
+        changed = self._count_multi_node(live) if self.settings.interference_factor < 1.0 else ()
+        self._set_own_pace(live)
+        for other in changed:
+            self._advance(other)
+            self._set_own_pace(other)
+
+    def _count_multi_node(self, live: LiveJob) -> list[LiveJob]:
+        """Note whether a job runs on several nodes; returns the others on its nodes, if that has changed."""
+        uid, placement = live.job.uid, live.job.placement or live.job.last_placement
+        runs = live.gpus is not None and live.job.status is Status.RUNNING
+        if placement is None or not placement.gpus or len(placement.nodes) == 1 or runs == (uid in self._multi_node):
+            return []
+        if not runs:
+            del self._multi_node[uid]
+        found = self._interfering(live, placement)
+        if runs:
+            self._multi_node[uid] = live
+        return found
+
+    def _interfering(self, live: LiveJob, placement: Placement) -> list[LiveJob]:
+        """The running jobs on several nodes, besides ``live`` and its co-runner, that have GPUs on the same nodes."""
+        return [
+            other
+            for other in self._multi_node.values()
+            if other.gpus is not None
+            and other.gpus is not live.gpus
+            and not set(other.gpus.placement.nodes).isdisjoint(placement.nodes)
+        ]
+
+    def _set_own_pace(self, live: LiveJob) -> None:
         """Set a job's speed from here on, and predict when it changes, or when the job finishes."""
         live.version += 1
         if live.job.status is not Status.RUNNING or live.gpus is None:
@@ -417,6 +451,8 @@ class Cluster:
         if pace.until <= live.done_steps < live.total_steps:
             raise StuckError(f"job {live.job.uid} has done {live.done_steps} steps, and its speed ends at {pace.until}")
         factor = self._locality_factor(placement)
+        if live.job.uid in self._multi_node and self._interfering(live, placement):
+            factor *= self.settings.interference_factor
         live.pace = pace = pace if factor == 1.0 else Pace(pace.steps_per_second * factor, pace.until)
         live.job = live.job.evolve(steps_per_second=pace.steps_per_second)
         if pace.steps_per_second > 0:

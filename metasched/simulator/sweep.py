@@ -50,7 +50,9 @@ def at_load(workload: Workload, load: float) -> Workload:
     def sooner(one: Submission) -> Submission:
         return replace(one, job=one.job.evolve(submitted=one.job.submitted / load))
 
-    return Workload(f"{workload.source} at load {load:g}", tuple(map(sooner, workload.submissions)))
+    return replace(
+        workload, source=f"{workload.source} at load {load:g}", submissions=tuple(map(sooner, workload.submissions))
+    )
 
 
 def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -> Result:

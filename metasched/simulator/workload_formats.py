@@ -14,7 +14,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from metasched.core.model import Node
+from metasched.core.validation_messages import nearest
+from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
+from metasched.simulator.generate.hpo import HpoWorkloadParameters, hpo_trials
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from metasched.simulator.generate.shockwave import ShockwaveWorkloadParameters, shockwave_jobs
 from metasched.simulator.generate.themis import ThemisWorkloadParameters, themis_apps
@@ -25,7 +28,7 @@ from metasched.simulator.traces.helios import read_helios
 from metasched.simulator.traces.history import read_history
 from metasched.simulator.traces.microsoft import read_microsoft
 from metasched.simulator.traces.philly import read_philly
-from metasched.simulator.traces.pollux import read_pollux, read_profiles
+from metasched.simulator.traces.pollux import read_pollux, read_profile, read_profiles
 from metasched.simulator.traces.sacct import read_sacct
 from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.throughput_table import ThroughputTable
@@ -35,9 +38,15 @@ Exponent = Annotated[float, Field(ge=0, le=1)]
 
 
 class WorkloadFormat(BaseModel):
-    """Base of all formats: one ``[workload]`` table."""
+    """Base of all formats: one ``[workload]`` table.
+
+    Attributes:
+        at_once: see ``Workload.at_once``; None for no limit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    at_once: Annotated[int, Field(ge=1)] | None = None
 
     @abstractmethod
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -267,6 +276,38 @@ class ThemisGenerator(TableGenerator, ThemisWorkloadParameters):
         return themis_apps(self.table(base), self, seed)
 
 
+class HpoGenerator(WorkloadFormat, HpoWorkloadParameters):
+    """``format = "generate-hpo"``: the trials of a search for hyper-parameters.
+
+    Attributes:
+        at_once: trials at a time.
+        application: the application that each trial trains.
+        throughputs: the folder with one folder of measurements per application; None for synthetic applications.
+        gpu_type: the GPU type of the measurements.
+    """
+
+    format: Literal["generate-hpo"]
+    at_once: Annotated[int, Field(ge=1)] | None = 4
+    application: str = "cifar10"
+    throughputs: PathText | None = None
+    gpu_type: str = "t4"
+
+    def files(self, base: Path) -> list[Path]:
+        """The files of measurements."""
+        return [] if self.throughputs is None else _files_of(base / self.throughputs / self.application)
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Trials drawn at random from the seed, as a workload."""
+        del nodes
+        if self.throughputs is not None:
+            return hpo_trials(self, seed, read_profile(base / self.throughputs / self.application, self.gpu_type))
+        known = synthetic_profiles(self.gpu_type)
+        if self.application not in known:
+            fault = f"workload: no application is named {self.application!r}{nearest(self.application, sorted(known))}"
+            raise GeneratorError(fault)
+        return hpo_trials(self, seed, known[self.application])
+
+
 AnyFormat = (
     TableTrace
     | PolluxTrace
@@ -277,4 +318,5 @@ AnyFormat = (
     | PolluxGenerator
     | ShockwaveGenerator
     | ThemisGenerator
+    | HpoGenerator
 )

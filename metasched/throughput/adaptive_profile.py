@@ -26,13 +26,13 @@ class AdaptiveProfileTraining(ProfileTraining):
             max_per_gpu=profile.most_local,
         )
 
-    def noise(self, done: float) -> GradientNoise:
-        """The gradient noise in the present epoch.
+    def noise(self, done: float, batch: int) -> GradientNoise:
+        """The gradient noise in the present epoch, at a global batch.
 
-        It is that of the application's first batch size. The published variance is that of a first batch.
+        The published variance is that of a first batch.
         """
         profile = self.profile
-        square, variance = profile.noise(profile.first_batch, profile.epoch(done))
+        square, variance = profile.noise(batch, profile.epoch(done))
         return GradientNoise(square, variance * profile.first_batch)
 
     def own_plan(self, placement: Placement) -> BatchPlan:

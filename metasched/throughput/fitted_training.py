@@ -54,9 +54,9 @@ class FittedTraining:
         del done
         return self.speed
 
-    def noise(self, done: float) -> GradientNoise:
-        """The gradient noise as it was last."""
-        del done
+    def noise(self, done: float, batch: int) -> GradientNoise:
+        """The gradient noise as it was last, at any batch."""
+        del done, batch
         return self._noise
 
     def own_plan(self, placement: Placement) -> BatchPlan:

@@ -138,6 +138,22 @@ class GoodputProfile:
         """The state for another process, without cached results."""
         return self.__dict__ | {"_surface": None, "_times": {}, "_rates": {}, "_speeds": {}}
 
+    def slowed(self, factor: float) -> GoodputProfile:
+        """The profile of an application all of whose steps take ``factor`` times as long, such as a wider network."""
+
+        def slow(time: StepTime) -> StepTime:
+            return StepTime(time.step * factor, time.sync * factor)
+
+        return GoodputProfile(
+            self.name,
+            {spread: StepTimes(one.local, tuple(map(slow, one.times))) for spread, one in self._placed.items()},
+            {where: slow(time) for where, time in self._scaled.items()},
+            self._trained,
+            epochs=len(self.ends),
+            gpu_type=self.gpu_type,
+            most_local=self.most_local,
+        )
+
     # -- system throughput ----------------------------------------------------------------------------------------
 
     def split(self, batch: int, gpus: int) -> BatchSplit:
@@ -210,7 +226,7 @@ class GoodputProfile:
 
     def _interpolate(self, batch: int, values: Sequence[float]) -> float:
         low, high = self._around(batch)
-        if low == high:
+        if low == high or batch > high:
             return values[-1]
         return ((batch - low) * values[1] + (high - batch) * values[0]) / (high - low)
 

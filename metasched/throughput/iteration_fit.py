@@ -3,7 +3,9 @@
 The root mean square of the logarithmic errors is minimised by L-BFGS-B, with every alpha and beta at least 0 and gamma
 in [1, 10]. Section 4.1's priors make unexplored configurations look like perfect scaling: a parameter on which no
 measured iteration depends keeps the value 0. (The paper prints "local" for the parameters that are 0 until the job has
-used several nodes; those of the synchronisation between nodes are meant.)
+used several nodes; those of the synchronisation between nodes are meant.) So does a retrogression, beta_local or
+beta_node, until two numbers of GPUs tell it from its alpha: otherwise a single number of GPUs on several nodes would
+make all larger ones look slow.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from metasched.throughput.iteration_time import Floats, Ints, IterationParameter
 
 PERFECT_SCALING = IterationParameters(0.0, 0.0)
 GAMMA_LIMITS = (1.0, 10.0)
-FIRST_GAMMA = 2.0
+FIRST_GAMMA = 1.1
 FIRST_VALUE = 0.3
 """Where the minimisation begins: gamma, and every alpha and beta in units of the measurements' means."""
 
 OPTIONS = {"maxiter": 200, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-7}
+
+NODE_OVER_LOCAL = 1.1
+"""How many times as long jobs are taken to synchronise on several nodes as on one, until they have tried.
+
+It is about as in the public code. As in the paper, with 0, jobs leave a node just because they have not left it before.
+"""
 
 RIDGE = 1e-6
 """The weight of the squares of gamma - 1 and of both retrogressions, which decides what measurements leave open."""
@@ -62,16 +70,15 @@ def fit_iteration(
     measured: Sequence[MeasuredIteration],
     unexplored: IterationParameters = PERFECT_SCALING,
     *,
-    node_over_local: float = 0.0,
+    node_over_local: float = NODE_OVER_LOCAL,
 ) -> IterationParameters:
     """Fit the model's parameters to the iterations of one job on one GPU type.
 
     Args:
         measured: at least one iteration, each in another configuration.
         unexplored: the values of the parameters of the synchronisation on which no iteration depends.
-        node_over_local: until several nodes were used, alpha_node and beta_node are at least this many times
-            alpha_local and beta_local: 0 in the paper; 1.1 in the public code, where jobs do not leave a node just
-            because they have not used several ones.
+        node_over_local: until several nodes were used, alpha_node is at least this many times the longest
+            synchronisation that was used on one node; 0 as in the paper.
 
     Returns:
         The parameters, in seconds and samples as ``measured``. Where only one number of samples per GPU was measured,
@@ -93,7 +100,8 @@ def fit_iteration(
     found = minimize(_error, begin, (terms,), "L-BFGS-B", jac=True, bounds=bounds, options=OPTIONS)
     seconds = (fixed + free @ found.x[:-1]) * data.units
     if not any(one.multi_node for one in measured):
-        seconds[4:] = np.maximum(seconds[4:], node_over_local * seconds[2:4])
+        beyond = max((one.gpus - 2 for one in measured if one.gpus > 1), default=0)
+        seconds[4] = max(seconds[4], node_over_local * float(seconds[2] + seconds[3] * beyond))
     gamma = float(found.x[-1]) if overlaps else unexplored.gamma
     return IterationParameters._make([*seconds.tolist(), gamma])
 
@@ -102,7 +110,7 @@ def fit_types(
     measured: Mapping[str, Sequence[MeasuredIteration]],
     ratios: Mapping[tuple[str, str], float],
     *,
-    node_over_local: float = 0.0,
+    node_over_local: float = NODE_OVER_LOCAL,
     fitted: Mapping[str, IterationParameters] = MappingProxyType({}),
 ) -> dict[str, IterationParameters]:
     """Fit one job's parameters on every GPU type of which something is known.
@@ -247,8 +255,16 @@ def _free_parameters(data: _Data) -> Floats:
     samples = data.passes[:, 1]
     one_batch = bool(np.ptp(samples) <= 1e-9 * samples.max())
     columns = [np.eye(6)[:2].sum(axis=0) / 2] if one_batch else [*np.eye(6)[:2]]
-    columns += [np.eye(6)[number] for number in range(2, 6) if data.syncs[:, number].any()]
+    columns += [np.eye(6)[number] for number in range(2, 6) if _is_explored(data, number)]
     return np.array(columns).T
+
+
+def _is_explored(data: _Data, number: int) -> bool:
+    """Whether the iterations tell one parameter of the synchronisation from the others."""
+    found = data.syncs[:, number]
+    if RETROGRESSIONS[number]:
+        return len(np.unique(found[data.syncs[:, number - 1] > 0])) > 1
+    return bool(found.any())
 
 
 def _error(variables: Floats, terms: _Terms) -> tuple[float, Floats]:

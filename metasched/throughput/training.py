@@ -49,8 +49,8 @@ class AdaptiveTraining(Training, Protocol):
     def batching(self) -> Batching:
         """The first batch and the limits of other ones."""
 
-    def noise(self, done: float) -> GradientNoise:
-        """The true gradient noise after ``done`` steps."""
+    def noise(self, done: float, batch: int) -> GradientNoise:
+        """The true gradient noise after ``done`` steps, while the training runs at a global batch."""
 
     def own_plan(self, placement: Placement) -> BatchPlan:
         """The division of the training's own batch, which ``pace`` trains with, on a placement."""

@@ -35,6 +35,8 @@ def node_advice(found: RoundProblem, allocation: Ints) -> tuple[NodeAdvice, ...]
         found: the problem of the round.
         allocation: GPUs by job and node.
     """
+    if not found.nodes:
+        return ()
     problem = found.problem
     accepts = np.array([node.accepts for node in found.nodes], dtype=bool)
     counted = np.where(accepts, allocation, 0)

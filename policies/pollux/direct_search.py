@@ -40,6 +40,12 @@ TYPE_STEPS = tuple(2.0**-halvings for halvings in range(8))
 MOST_VARIATIONS = 300
 """Variations of single types' prices, at most."""
 
+OPTIMAL = 1e-4
+"""The relative distance from a bound of all allocations at which nothing is improved any more."""
+
+PATIENCE = 0.5
+"""The part of all improvements after which, without any gain, no more are tried."""
+
 
 def greedy_allocation(problem: AllocationProblem, allocation: Ints | None = None) -> Ints:
     """An allocation whose free GPUs are given, node by node, to the jobs that gain the most by each of them.
@@ -59,7 +65,8 @@ def direct_search(problem: AllocationProblem, *, seed: int, improvements: int, s
     Args:
         problem: the problem.
         seed: the seed of the neighbourhoods' choice. Equal arguments give equal answers.
-        improvements: how many neighbourhoods are tried.
+        improvements: how many neighbourhoods are tried, at most: fewer where the answer is optimal, up to rounding, or
+            where none of the last half has raised the fitness.
         starts: allocations to begin with, such as the last answer; rows that do not fit are dropped.
 
     Returns:
@@ -85,6 +92,13 @@ def _search(problem: AllocationProblem, seed: int, improvements: int, starts: Se
     best = max(begun, key=lambda one: problem.fitness(one.matrix()))
     _improve(best, prices, np.random.default_rng(seed), improvements)
     return best.matrix()
+
+
+def _is_optimal(found: PartialAllocation, bound: float) -> bool:
+    """Whether no allocation of the jobs that are not pinned has a noticeably higher sum; ``bound`` is their dual."""
+    free = ~found.problem.pinned
+    values, idle = found.value[free], found.problem.idle_values[free]
+    return bound - float(values.sum()) <= OPTIMAL * float(np.abs(values[values > idle]).sum())
 
 
 def clearing_prices(problem: AllocationProblem) -> Floats:
@@ -119,7 +133,8 @@ def _common_price(demand: _Demand) -> float:
 
     if fits(0.0):
         return 0.0
-    low = high = LEAST_PRICE * demand.highest
+    # Where jobs that wait count for so much more than those that run, prices that matter are near 1.
+    low = high = LEAST_PRICE * (demand.highest if LEAST_PRICE * demand.highest < 1.0 else 1.0)
     while not fits(high):
         low, high = high, high * PRICE_STEP
     while high > low * PRICE_PRECISION:
@@ -230,35 +245,48 @@ def _placed(problem: AllocationProblem, prices: Floats) -> PartialAllocation:
 
 
 def _improve(found: PartialAllocation, prices: Floats, rng: np.random.Generator, improvements: int) -> None:
-    """Empty and fill single neighbourhoods again.
+    """Empty and fill single neighbourhoods again, until none raises the sum, or none can."""
+    bound = _Demand(found.problem).dual(prices)
+    if found.problem.pinned.all() or _is_optimal(found, bound):
+        return
+    last_gain = 0
+    for number in range(improvements):
+        if number - last_gain > PATIENCE * improvements:
+            return
+        if _refill(found, prices, rng):
+            last_gain = number
+            if _is_optimal(found, bound):
+                return
+
+
+def _refill(found: PartialAllocation, prices: Floats, rng: np.random.Generator) -> bool:
+    """Empty and fill a random neighbourhood; returns whether the sum is higher.
 
     A change that lowers the sum is undone, and one that only moves more jobs.
     """
     problem = found.problem
     jobs, nodes = problem.present.shape
-    movable = ~problem.pinned
-    for _ in range(improvements if nodes and movable.any() else 0):
-        chosen = rng.choice(nodes, min(int(rng.integers(1, MOST_EMPTIED + 1)), nodes), replace=False)
-        removed = {job for node in chosen for job in found.residents[node]} | set(
-            rng.integers(0, jobs, OTHERS).tolist()
-        )
-        order = sorted(job for job in removed if movable[job])
-        before = {job: found.where[job] for job in order}
-        values = found.value.copy()
-        for job in order:
+    chosen = rng.choice(nodes, min(int(rng.integers(1, MOST_EMPTIED + 1)), nodes), replace=False)
+    removed = {job for node in chosen for job in found.residents[node]} | set(rng.integers(0, jobs, OTHERS).tolist())
+    order = sorted(job for job in removed if not problem.pinned[job])
+    before = {job: found.where[job] for job in order}
+    values = found.value.copy()
+    for job in order:
+        found.remove(job)
+    around = prices * rng.uniform(*PRICE_RANGE)
+    for job in rng.permutation(order).tolist():
+        found.place(job, found.best_option(job, around).where)
+    touched = {node for where in before.values() for node in where.nodes}
+    touched.update(*(found.where[job].nodes for job in order))
+    found.fill(sorted(touched), before)
+    changed = list(before)
+    gain = float((found.value[changed] - values[changed]).sum())
+    moves = sum(found.moved(job, found.where[job]) - found.moved(job, where) for job, where in before.items())
+    # Jobs that wait before and after count for much, and change nothing.
+    equal = EPSILON * float(np.abs(values[changed][found.value[changed] != values[changed]]).sum())
+    if gain < -equal or (gain <= equal and moves > 0):
+        for job in changed:
             found.remove(job)
-        around = prices * rng.uniform(*PRICE_RANGE)
-        for job in rng.permutation(order).tolist():
-            found.place(job, found.best_option(job, around).where)
-        touched = {node for where in before.values() for node in where.nodes}
-        touched.update(*(found.where[job].nodes for job in order))
-        found.fill(sorted(touched), before)
-        changed = list(before)
-        gain = float((found.value[changed] - values[changed]).sum())
-        moves = sum(found.moved(job, found.where[job]) - found.moved(job, where) for job, where in before.items())
-        equal = EPSILON * float(np.abs(values[changed]).sum())
-        if gain < -equal or (gain <= equal and moves > 0):
-            for job in changed:
-                found.remove(job)
-            for job, where in before.items():
-                found.place(job, where)
+        for job, where in before.items():
+            found.place(job, where)
+    return gain > equal

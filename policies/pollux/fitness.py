@@ -17,6 +17,13 @@ SMALLEST_EXPONENT = 1e-9
 """The exponent below which the power mean is the geometric mean, up to rounding."""
 
 
+LEAST_EXPONENT, GREATEST_EXPONENT = -64.0, 64.0
+"""The exponents that searches use at most: powers of speed-ups beyond them leave the range of floating-point numbers.
+
+At -64 hardly anything but the smallest speed-ups counts, so that it stands for minus infinity.
+"""
+
+
 def fitness(speedups: Floats, p: float, weights: Floats | None = None) -> Floats:
     """The weighted power mean of speed-ups.
 

@@ -13,41 +13,74 @@ A round, step by step:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import asdict, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
-from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.model import Decision, Grant, Job, NodeAdvice, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.throughput.job_goodput import is_tuned
 from policies.pollux.allocation_problem import Ints
+from policies.pollux.autoscaling import MOST_GROWTH, node_advice
 from policies.pollux.direct_search import direct_search, greedy_allocation
+from policies.pollux.elites import decode_elites, encode_elites
+from policies.pollux.fitness import GREATEST_EXPONENT, LEAST_EXPONENT
+from policies.pollux.population_search import population_search
 from policies.pollux.round_problem import RoundProblem, Rows, round_problem
 
 ALLOCATION, SEARCHED_AT = "allocation", "searched_at"
 """Keys of the state and of the search's result: GPUs by uid and node; when the search's snapshot was taken."""
+ELITES, ADVICE = "elites", "advice"
+"""Further such keys: survivors of a population search; ``NodeAdvice`` of a search in the background."""
+
+MINIMUM, MINIMUM_NAMES = "-inf", frozenset({"-inf", "-.inf", "-infinity"})
+"""The exponent for which the fitness is the smallest speed-up, in a form that JSON has; and how it may be written."""
 
 NO_GPUS = Reason(Code.CPU_ONLY)
 GAINS_LESS = Reason(Code.GOODPUT_GAINS_LESS)
+
+
+def _exponent(given: object) -> float | str:
+    """The exponent of the fitness from a configuration; minus infinity becomes ``MINIMUM``.
+
+    Raises:
+        ValueError: it is no number, plus infinity (which would serve one job alone), or NaN.
+    """
+    if given == -math.inf or (isinstance(given, str) and given.strip().lower() in MINIMUM_NAMES):
+        return MINIMUM
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and given <= GREATEST_EXPONENT:
+        return float(given)
+    raise ValueError(
+        f'give a number up to {GREATEST_EXPONENT:g}, or "{MINIMUM}" for the smallest speed-up: not {given!r}'
+    )
 
 
 class PolluxParameters(PolicyParameters):
     """Parameters of Pollux.
 
     Attributes:
-        p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness.
-        improvements: neighbourhoods that a search tries for each job.
+        p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness, "-inf" for the
+            highest minimum.
+        search: how allocations are searched for: ``direct``, or ``population``, the paper's.
+        improvements: neighbourhoods that a direct search tries for each job.
+        generations: generations of a population search.
+        population: allocations of a generation.
         avoid_interference: whether at most one job over several nodes is placed on a node.
         restart_seconds: assumed seconds of a re-allocation of a job of which none was measured.
         background: whether the daemon searches in the background, rather than in the round.
         seed: of the search.
     """
 
-    p: float = -1.0
+    p: Annotated[float | Literal["-inf"], PlainValidator(_exponent)] = -1.0
+    search: Literal["direct", "population"] = "direct"
     improvements: int = Field(default=20, ge=0)
+    generations: int = Field(default=100, ge=0)
+    population: int = Field(default=100, ge=2)
     avoid_interference: bool = True
     restart_seconds: float = Field(default=30.0, ge=0)
     background: bool = True
@@ -74,12 +107,17 @@ class Pollux(Policy):
         found = self._problem(snapshot)
         latest = self._latest(snapshot, state, found)
         allocation = found.realisable(greedy_allocation(found.problem, found.matrix(latest.get(ALLOCATION, {}))))
-        data = {ALLOCATION: found.rows(allocation), SEARCHED_AT: latest.get(SEARCHED_AT)}
-        return _decision(snapshot, found, allocation), PolicyState(1, data)
+        kept = {key: latest[key] for key in (ELITES, ADVICE) if key in latest}
+        data = {ALLOCATION: found.rows(allocation), SEARCHED_AT: latest.get(SEARCHED_AT), **kept}
+        advice = tuple(NodeAdvice(**one) for one in kept.get(ADVICE, ()))
+        return replace(_decision(snapshot, found, allocation), advice=advice), PolicyState(1, data)
 
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
-        """Search for the best allocation, beginning with the present one and the last answer."""
-        return self._search(self._problem(snapshot), snapshot, state.data)
+        """Search for the best allocation, beginning with the present one and the last answer; and advise on nodes."""
+        found = self._search(self._problem(snapshot), snapshot, state.data)
+        larger = self._problem(snapshot, growth=MOST_GROWTH)
+        advice = node_advice(larger, larger.matrix(found[ALLOCATION]))
+        return {**found, ADVICE: [asdict(one) for one in advice]}
 
     def _latest(self, snapshot: Snapshot, state: PolicyState, found: RoundProblem) -> Mapping[str, Any]:
         """The result of the latest search; where nothing searches in the background, one for each regular round."""
@@ -93,19 +131,25 @@ class Pollux(Policy):
 
     def _search(self, found: RoundProblem, snapshot: Snapshot, data: Mapping[str, Any]) -> dict[str, Any]:
         last: Rows = data.get(ALLOCATION, {})
-        chosen = direct_search(
-            found.problem,
-            seed=self.parameters.seed + snapshot.round,
-            improvements=self.parameters.improvements * len(found.jobs),
-            starts=[found.matrix(last)],
+        given, starts, seed = self.parameters, [found.matrix(last)], self.parameters.seed + snapshot.round
+        if given.search == "direct":
+            improvements = given.improvements * len(found.jobs)
+            chosen = direct_search(found.problem, seed=seed, improvements=improvements, starts=starts)
+            return {ALLOCATION: found.rows(chosen), SEARCHED_AT: snapshot.now}
+        keys, nodes = found.problem.keys, [node.name for node in found.nodes]
+        starts += decode_elites(data[ELITES], keys, nodes) if ELITES in data else []
+        survivors = population_search(
+            found.problem, seed=seed, generations=given.generations, size=given.population, starts=starts
         )
-        return {ALLOCATION: found.rows(chosen), SEARCHED_AT: snapshot.now}
+        elites = encode_elites(list(survivors), keys, nodes)
+        return {ALLOCATION: found.rows(survivors[0]), SEARCHED_AT: snapshot.now, ELITES: elites}
 
-    def _problem(self, snapshot: Snapshot) -> RoundProblem:
+    def _problem(self, snapshot: Snapshot, growth: int = 1) -> RoundProblem:
         given = self.parameters
         return round_problem(
             snapshot,
-            p=given.p,
+            p=LEAST_EXPONENT if given.p == MINIMUM else max(float(given.p), LEAST_EXPONENT),
+            growth=growth,
             avoid_interference=given.avoid_interference,
             restart_seconds=given.restart_seconds,
         )

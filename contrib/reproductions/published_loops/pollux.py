@@ -9,6 +9,9 @@ It differs from ``metasched.simulator.simulation`` as follows:
 - The artifact's policies decide the numbers of GPUs, and place them themselves: a job whose number stays the same keeps
   its placement; the other jobs, in the order of the grants, take GPUs from the node with the most free GPUs, then from
   the next one, however uneven the placement is.
+- The artifact's Pollux chooses nodes itself, and batch sizes. Its agents time each pass by itself, besides the whole
+  iteration, and re-tune the batch at the end of each epoch and interval. Jobs of the application ``ncf`` have one GPU
+  and a fixed batch of 32768.
 - The artifact's Optimus knows a job's work inexactly: steps are counted at the user's batch size, the present epoch
   counts as completed (and the last epoch as one step); a single GPU does at least two passes, whatever the batch size;
   and jobs of the application ``ncf`` never have more GPUs than they ask for.
@@ -17,16 +20,21 @@ It differs from ``metasched.simulator.simulation`` as follows:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
 from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
-from metasched.simulator.records import Settings, Workload
+from metasched.simulator.agent import NOTHING_KNOWN, Agent
+from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
+from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
 from metasched.throughput.goodput_profile import GoodputProfile, ProfileTraining, packed
+from metasched.throughput.iteration_time import IterationParameters
+from policies.pollux.policy import Pollux
 
 NEVER_GROWS = "ncf"
 NODE_GPUS = 4
@@ -120,18 +128,33 @@ class PolluxJob(LiveJob):
         known_speed: the speed that policies see, for the jobs of an application's profile.
         done: steps of progress done.
         delay: seconds of the present restart that are left.
+        agent: the trainer's side of an adaptive training; None for any other training.
     """
 
     known_speed: Speed | None = None
     done: float = 0.0
     delay: float = 0.0
+    agent: Agent | None = None
+
+
+def _without_growth(submission: Submission) -> Submission:
+    """A submission with the limits that the artifact has for an application."""
+    job, training = submission.job, submission.training
+    if not isinstance(training, ProfileTraining) or training.profile.name != NEVER_GROWS:
+        return submission
+    if not isinstance(training, AdaptiveProfileTraining):
+        return replace(submission, job=job.evolve(max_gpus=max(job.gpus, 1)))
+    fixed = ProfileTraining(training.profile, training.profile.most_batch)
+    return replace(submission, job=job.evolve(max_gpus=1), training=fixed)
 
 
 class PolluxLoop(PublishedLoop[PolluxJob]):
     """One simulation as in Pollux's public simulator.
 
-    Of ``settings`` it reads ``round_seconds``, the scheduling interval, and ``restart_seconds``, the delay of training
-    after each change of placement.
+    Of ``settings`` it reads ``round_seconds``, the scheduling interval; ``restart_seconds``, the delay of training
+    after each change of placement; ``interference_factor``, for the jobs that interfere when an interval begins; and,
+    for Pollux, ``uneven``. Adaptive jobs of the applications in ``known`` have these iteration times from the begin,
+    and do not explore or fit them.
     """
 
     name = "pollux"
@@ -144,31 +167,53 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
         settings: Settings,
         *,
         watch: RoundObserver | None = None,
+        known: Mapping[str, IterationParameters] = NOTHING_KNOWN,
     ) -> None:
-        super().__init__(workload, nodes, MostFreeFirst(policy), settings, watch=watch)
+        chooses_nodes = isinstance(policy, Pollux)
+        super().__init__(workload, nodes, policy if chooses_nodes else MostFreeFirst(policy), settings, watch=watch)
         self.now = 0.0
+        self.uneven = settings.uneven or not chooses_nodes
+        self.known = known
 
     def play(self) -> None:
         """Play interval after interval."""
         while self.awaited and self.idle_rounds <= MAX_IDLE_ROUNDS:
-            progress = [self.train(live) for live in list(self.live.values())]
+            crowded = self.crowded_nodes() if self.settings.interference_factor < 1.0 else frozenset()
+            progress = [self.train(live, crowded) for live in list(self.live.values())]
             self.move_to(self.now + self.settings.round_seconds)
             self.arrive()
             if self.live:
                 self.play_round()
             self.idle_rounds = 0 if self.next_arrival < math.inf or any(progress) else self.idle_rounds + 1
 
-    def train(self, live: PolluxJob) -> bool:
-        """Train one job for an interval; returns whether it did any steps."""
+    def crowded_nodes(self) -> frozenset[str]:
+        """The nodes that several jobs over several nodes hold."""
+        placements = [live.job.placement for live in self.live.values() if live.job.placement is not None]
+        held = Counter(name for one in placements if len(one.nodes) > 1 for name in one.nodes)
+        return frozenset(name for name, jobs in held.items() if jobs > 1)
+
+    def train(self, live: PolluxJob, crowded: frozenset[str] = frozenset()) -> bool:
+        """Train one job for an interval; returns whether it did any steps.
+
+        Args:
+            live: the job.
+            crowded: the nodes on which jobs over several nodes interfere with each other.
+        """
         placement, training, before = live.job.placement, live.submission.training, live.done
         if placement is None:
             return False
+        interferes = len(placement.nodes) > 1 and not crowded.isdisjoint(placement.nodes)
         delay = min(live.delay, self.settings.round_seconds)
         live.delay -= delay
         live.overhead_seconds += delay
         left = self.settings.round_seconds - delay
         while left > 0 and live.done < training.total:
             pace = training.pace(live.done, placement)
+            if live.agent is not None:
+                live.agent.measure(live.done, placement)
+                pace = live.agent.pace(live.done, placement, None)
+            if interferes:
+                pace = pace._replace(steps_per_second=pace.steps_per_second * self.settings.interference_factor)
             goal = min(pace.until, training.total)
             if live.done + pace.steps_per_second * left < goal:
                 live.done += pace.steps_per_second * left
@@ -176,6 +221,8 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
             else:
                 left -= round((goal - live.done) / pace.steps_per_second)
                 live.done = goal
+            if live.agent is not None:
+                live.agent.retune(live.done, placement)
         complete = live.done >= training.total
         held = self.settings.round_seconds - (left if complete else 0.0)
         live.receive(held)
@@ -185,19 +232,31 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
 
     def arrive(self) -> None:
         """Add the jobs whose arrival is reached."""
-        for submission in self.due_arrivals():
+        for submission in map(_without_growth, self.due_arrivals()):
             training = submission.training
             job = submission.job.evolve(restart_seconds=self.settings.restart_seconds)
-            speed = None
-            if isinstance(training, ProfileTraining):
+            speed = agent = None
+            if isinstance(training, AdaptiveProfileTraining):
+                agent, job = self.agent_of(training, job)
+            elif isinstance(training, ProfileTraining):
                 speed = OptimusView(training.profile, training.batch)
-                if training.profile.name == NEVER_GROWS:
-                    job = job.evolve(max_gpus=max(job.gpus, 1))
-            self.live[job.uid] = PolluxJob(submission, job, self.demand_integral, known_speed=speed)
+            self.live[job.uid] = PolluxJob(submission, job, self.demand_integral, known_speed=speed, agent=agent)
+
+    def agent_of(self, training: AdaptiveProfileTraining, job: Job) -> tuple[Agent, Job]:
+        """The agent of an adaptive job, and the job with what is known of it at its arrival."""
+        known = self.known.get(training.profile.name)
+        if known is None:
+            return Agent(training, fits=True, times_passes=True), job
+        return Agent(training, fits=False, parameters={training.profile.gpu_type: known}), job.evolve(
+            most_gpus=job.max_gpus
+        )
 
     def job_view(self, live: PolluxJob) -> Job:
         """The job as policies see it."""
         training = live.submission.training
+        if live.agent is not None:
+            job = live.job.evolve(total_steps=training.total, progress_steps=live.done)
+            return live.agent.report(job, live.done)
         if not isinstance(training, ProfileTraining):
             speed = training.known(live.done)
             return live.job.evolve(total_steps=training.total, progress_steps=live.done, speed=speed)
@@ -217,11 +276,16 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
             round_seconds=self.settings.round_seconds,
             nodes=self.nodes,
             jobs=tuple(live.job for live in self.live.values()),
-            uneven=True,
+            uneven=self.uneven,
         )
         result = self.decide(snapshot)
         for uid, target in result.targets.items():
             if target != self.live[uid].job.placement:
                 self.live[uid].delay = self.settings.restart_seconds
         self.set_targets(result.targets)
+        for uid, target in result.targets.items():
+            live = self.live[uid]
+            live.job = live.job.evolve(most_gpus=max(live.job.most_gpus, target.gpus))
+            if live.agent is not None:
+                live.agent.plan = result.batches.get(uid)
         self.record_round(snapshot, result, sum(placement.gpus for placement in result.targets.values()))

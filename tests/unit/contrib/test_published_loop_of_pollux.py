@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -9,14 +10,17 @@ from metasched.core.model import Node
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
+from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las, LasParameters
 from policies.baselines.optimus import Optimus
+from policies.pollux.policy import Pollux
 from tests.builders import job
 from tests.unit.published import DATA, needs
 
 SETTINGS = Settings(round_seconds=60.0, restart_seconds=30.0)
+UNEVEN = replace(SETTINGS, uneven=True)
 NODES = tuple(Node(f"n{i:02}", "t4", 4, 1, 1) for i in range(16))
 FIFO = Fifo(FifoParameters(elastic=False, backfill=True))
 TIRESIAS = Las(
@@ -89,6 +93,44 @@ def test_a_generated_workload_ends(policy):
     assert all(job.jct is not None and job.jct > 30 for job in outcome.jobs)
     assert all(sum(interval.ended - interval.began for interval in job.intervals) <= job.jct for job in outcome.jobs)
     assert PolluxLoop(workload, NODES, policy, SETTINGS).run().jobs == outcome.jobs
+
+
+def short_trainings():
+    """Adaptive jobs of two applications, one of them with a tenth of its epochs."""
+    profiles = synthetic_profiles()
+    profiles["cifar10"].ends = profiles["cifar10"].ends[:10]
+    parameters = PolluxWorkloadParameters(jobs=6, hours=0.2, adaptive=True)
+    jobs = generate_pollux(parameters, 3, profiles).submissions
+    return Workload("short", tuple(one for one in jobs if one.job.name.startswith(("cifar10", "ncf"))))
+
+
+SHORT = short_trainings()
+
+
+def test_pollux_chooses_nodes_batches_and_numbers_of_gpus():
+    """A job begins on one GPU and grows; one of ``ncf`` has one GPU and its largest batch from the begin."""
+    seen = {}
+
+    def watch(_, result):
+        for uid, place in result.targets.items():
+            seen.setdefault(uid, []).append((place.gpus, result.batches.get(uid)))
+
+    outcome = PolluxLoop(SHORT, NODES[:1], Pollux(), UNEVEN, watch=watch).run()
+    names = {one.job.uid: one.training.profile.name for one in SHORT.submissions}
+    assert set(names.values()) == {"cifar10", "ncf"}
+    assert all(job.jct is not None for job in outcome.jobs)
+    for uid, found in seen.items():
+        assert found[0][0] == 1
+        assert (max(gpus for gpus, _ in found) > 1) == (names[uid] == "cifar10")
+        assert (found[-1][1] is None) == (names[uid] == "ncf")
+
+
+def test_jobs_that_know_their_iterations_begin_on_many_gpus():
+    """They need not explore, so they complete earlier."""
+    known = {"cifar10": IterationParameters(0.02, 0.0004, 0.01, 0.002, 0.04, 0.002, 1.5)}
+    outcomes = [PolluxLoop(SHORT, NODES[:1], Pollux(), UNEVEN, known=found).run() for found in ({}, known)]
+    plain, seeded = (fmean(job.jct for job in outcome.jobs) for outcome in outcomes)
+    assert seeded < plain
 
 
 @needs("pollux")

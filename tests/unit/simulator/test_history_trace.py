@@ -154,7 +154,7 @@ def test_jobs_whose_batch_changed_have_their_fitted_goodput(store, tmp_path):
     (submission,) = read_history(tmp_path / "metasched.db").submissions
     training = submission.training
     assert isinstance(training, AdaptiveTraining)
-    assert (training.total, training.noise(0.0).scale) == (900.0, 100.0)
+    assert (training.total, training.noise(0.0, 8).scale) == (900.0, 100.0)
     assert training.own_plan(TWO).global_batch(2) == 8
     assert training.iteration_seconds(ONE, BatchPlan(8)) == pytest.approx(1.0, rel=0.01)
     faster = training.tuned_pace(0.0, TWO, BatchPlan(32)).steps_per_second

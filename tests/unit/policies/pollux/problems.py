@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from policies.pollux.allocation_problem import AllocationProblem, JobQuota
 from policies.pollux.direct_search import greedy_allocation
+from policies.pollux.fitness import LEAST_EXPONENT
 
 
 def problem(speedups, node_gpus, *, node_types=None, **more):
@@ -109,6 +110,6 @@ def problems(draw, most_jobs=12, most_nodes=6):
         draw(st.integers(1, most_nodes)),
         types=draw(st.integers(1, 2)),
         uneven=draw(st.booleans()),
-        p=draw(st.sampled_from([1.0, 0.0, -1.0, -10.0])),
+        p=draw(st.sampled_from([1.0, 0.0, -1.0, -10.0, LEAST_EXPONENT])),
         limited=draw(st.booleans()),
     )

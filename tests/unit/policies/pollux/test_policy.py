@@ -1,9 +1,14 @@
 """Pollux as a policy: from a snapshot's jobs to grants with batch plans."""
 
+import json
+import tomllib
+from dataclasses import replace
+
 import pytest
 
 from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement, Preempt, Status
+from metasched.core.policy import PolicyState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code
 from metasched.scheduling.engine import precompute, run_round
@@ -131,6 +136,57 @@ def test_contradicting_limits_leave_the_batch_as_it_is(odd):
     assert limits.first_batch <= limits.max_batch
     result = decide([adaptive("odd").evolve(batching=odd), adaptive("a")], nodes(2))
     assert result.targets.keys() == {"odd", "a"}
+
+
+@pytest.mark.parametrize("given", ["-inf", "-.inf", float("-inf"), "-Infinity"])
+def test_minus_infinity_is_the_minimum(given):
+    """It is stored as JSON can; no job is served at the cost of the worst one, whatever the others would gain."""
+    parameters = PolluxParameters(p=given)
+    assert json.loads(json.dumps(parameters.model_dump(mode="json")))["p"] == "-inf"
+    assert PolluxParameters(**parameters.model_dump(mode="json")) == parameters
+    jobs = [adaptive("loud", noise=1e7), adaptive("calm", noise=30.0)]
+    most, least = (decide(jobs, nodes(1), pollux(p=p)) for p in (1.0, given))
+    assert least.targets["calm"].gpus > most.targets["calm"].gpus
+
+
+@pytest.mark.parametrize("given", [float("inf"), float("nan"), "inf", "nan", 65.0, True, None])
+def test_an_exponent_that_is_no_mean_is_refused(given):
+    """The message says which numbers are."""
+    with pytest.raises(ValueError, match='give a number up to 64, or "-inf"'):
+        PolluxParameters(p=given)
+
+
+def test_a_configuration_can_ask_for_the_minimum():
+    """TOML has infinity as a number."""
+    text = tomllib.loads('quoted = "-inf"\nnumber = -inf')
+    assert PolluxParameters(p=text["quoted"]) == PolluxParameters(p=text["number"])
+
+
+def test_the_population_search_keeps_its_elites_in_the_state():
+    """They are JSON, begin the next search, and outlast rounds without a new result."""
+    policy = pollux(search="population", generations=5, population=6, background=True)
+    jobs = [adaptive(uid) for uid in "abc"]
+    view = snapshot(jobs, nodes(4))
+    found = json.loads(json.dumps(precompute(view, policy, PolicyState())))
+    first = run_round(replace(view, precomputed=found), policy, None)
+    assert len(first.targets) == 3
+    assert first.state.data["elites"] == found["elites"]
+    assert found["elites"]["elites"]
+    second = run_round(replace(view, precomputed={}), policy, first.state)
+    assert second.state.data == first.state.data
+    assert precompute(view, policy, second.state)["elites"]["jobs"]
+
+
+def test_a_background_search_advises_on_the_number_of_nodes():
+    """The advice is kept until the next answer; a round that searches by itself has none."""
+    policy = pollux(background=True)
+    view = snapshot([adaptive("a", most=1)], nodes(6))
+    found = precompute(view, policy, PolicyState())
+    first = run_round(replace(view, precomputed=found), policy, None)
+    (advice,) = first.decision.advice
+    assert (advice.gpu_type, advice.nodes, advice.advised) == ("v100", 6, 1)
+    assert run_round(replace(view, precomputed={}), policy, first.state).decision.advice == (advice,)
+    assert run_round(view, pollux(), None).decision.advice == ()
 
 
 @pytest.mark.parametrize("noise", [GradientNoise(0.0, 0.0), GradientNoise(1e30, 0.0), GradientNoise(0.0, 1e30), None])

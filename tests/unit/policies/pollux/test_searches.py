@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from policies.pollux.allocation_problem import JobQuota
 from policies.pollux.direct_search import clearing_prices, direct_search, fitness_bound, greedy_allocation
 from policies.pollux.elites import MOST_BYTES, decode_elites, encode_elites
+from policies.pollux.fitness import LEAST_EXPONENT
 from policies.pollux.population_search import population_search
 from tests.unit.policies.pollux.problems import best_fitness, problem, problems, random_problem, scaling
 
@@ -30,7 +31,7 @@ SEARCHES = pytest.mark.parametrize("search", [direct, population])
 @settings(deadline=None, max_examples=20)
 @given(asked=problems())
 def test_answers_are_feasible_and_never_below_the_start(search, asked):
-    """On random clusters of one or two types, with limits and pinned jobs, even and uneven, for four exponents."""
+    """On random clusters of one or two types, with limits and pinned jobs, even and uneven, for five exponents."""
     assert asked.faults(asked.present) == []
     found = search(asked)
     assert asked.faults(found) == []
@@ -58,6 +59,15 @@ def test_answers_do_not_depend_on_the_order_of_jobs(search, asked, shuffle):
     shuffle.shuffle(order)
     order = np.array(order)
     assert (search(asked.reordered(order)) == search(asked)[order]).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_least_exponent_finds_the_highest_minimum(seed):
+    """On small clusters, the smallest speed-up is within a tenth of the best possible one."""
+    asked = random_problem(seed, 3, 3, most_gpus=2, p=LEAST_EXPONENT, limited=False)
+    best = best_fitness(asked)
+    assert asked.fitness(direct(asked)) >= 0.9 * best
+    assert asked.fitness(direct(asked)) <= fitness_bound(asked) * (1 + 1e-6)
 
 
 @SEARCHES
