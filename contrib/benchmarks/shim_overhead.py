@@ -1,4 +1,4 @@
-"""The costs of the trainer shim: a step against plain DDP, a checkpoint against dd, and a background save's stall.
+"""The costs of the trainer shim: a step against plain DDP, the gradient noise, a checkpoint against dd, and its stall.
 
 Two processes with gloo on this machine. See docs/researcher/BENCHMARKS.md.
 """
@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from contrib.benchmarks.common import ROOT, arguments, finish, positive, say
+from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY
 
 TRAINER = Path(__file__).with_name("shim_overhead_trainer.py")
 UID = "0123456789abcdef"
+PARAMETERS = 10**6  # of the net whose gradient noise is measured
 LIMIT = 900.0  # seconds: the longest wait
 
 
@@ -36,7 +38,7 @@ class Trainers:
     def __init__(self, directory: Path, ranks: int, *command: object) -> None:
         self.directory = directory
         lease = directory / "lease.json"
-        lease.write_text(json.dumps({"format": 1, "uid": UID, "run": 1, "stop": None}))
+        lease.write_text(json.dumps({"format": 1, "uid": UID, "run": 1, "stop": None, "batch": {"plan": 0}}))
         (directory / "reports").mkdir(exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -112,6 +114,21 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
     }
 
 
+def time_noise(base: Path, ranks: int, optimizer: str, seconds: float, blocks: int) -> dict[str, Any]:
+    """Measure the part of the steps' CPU time that the gradient noise takes."""
+    with trainers(base, ranks, "noise", base / "noise.json", seconds, blocks, optimizer, PARAMETERS) as running:
+        running.wait(0)
+    found = json.loads((base / "noise.json").read_text())
+    parts = [noise / (steps - noise) for noise, steps in zip(found["noise"], found["steps"], strict=True)]
+    return {
+        "ranks": ranks,
+        "optimizer": optimizer,
+        "step_ms": round(1000 * statistics.median(found["steps"]) / MEASURE_EVERY, 1),
+        "measurement_ms": round(1000 * statistics.median(found["noise"]), 2),
+        "noise_percent": round(100 * statistics.median(parts), 2),
+    }
+
+
 def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, Any]:
     """Compare stop checkpoints with dd on the same bytes, and measure background checkpoints."""
     ranks = 2 if kind == "fsdp2" else 1
@@ -175,9 +192,13 @@ def main() -> None:
         say(f"steps: {2 * args.pairs * args.block * args.step_ms / 1000:.0f} s")
         steps = [compare_steps(base, ms / 1000, args.block, args.pairs) for ms in (args.step_ms, 0)]
         table(steps)
+        say(f"gradient noise: {4 * args.pairs * MEASURE_EVERY * args.step_ms / 1000:.0f} s")
+        kinds = [(ranks, optimizer) for ranks in (1, 2) for optimizer in ("sgd", "adam")]
+        noise = [time_noise(base, *kind, args.step_ms / 1000, args.pairs) for kind in kinds]
+        table(noise)
         saves = [save_states(base, args.megabytes, kind, args.repeat) for kind in ("pt", "fsdp2")]
         table(saves)
-    finish({"steps": steps, "checkpoints": saves}, as_json=args.json)
+    finish({"steps": steps, "noise": noise, "checkpoints": saves}, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The trainer of shim_overhead: steps by plain DDP and by the shim in turn, or a large state that is saved often.
+"""The trainer of shim_overhead: steps of two kinds in turn, or a large state that is saved often.
 
 shim_overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
+shim_overhead_trainer.py noise RESULT STEP_SECONDS BLOCKS {sgd|adam} PARAMETERS
 shim_overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
 shim_overhead_trainer.py states MEGABYTES {pt|fsdp2}
 """
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainer_shim
+from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY
 
 if TYPE_CHECKING:
     from trainer_shim.session.context import Context
@@ -84,12 +86,12 @@ def shim_steps(ctx: Context, seconds: float) -> Iterator[None]:
             yield
 
 
-def measured(work: Iterator[None], steps: int) -> float:
-    """Return the wall time of a number of steps, in seconds."""
-    started = time.perf_counter()
+def measured(work: Iterator[None], steps: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of a number of steps, by a clock; by default the wall's."""
+    started = clock()
     for _ in range(steps):
         next(work)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def time_steps(result: Path, seconds: float, block: int, pairs: int) -> None:
@@ -103,6 +105,91 @@ def time_steps(result: Path, seconds: float, block: int, pairs: int) -> None:
         for name in ("plain", "shim") if pair % 2 else ("shim", "plain"):
             dist.barrier()
             found[name].append(measured(work[name], block))
+    if ctx.rank == 0:
+        result.write_text(json.dumps(found))
+    dist.barrier()
+
+
+def matrix_products(count: int) -> None:
+    """Compute."""
+    for _ in range(count):
+        torch.mm(MATRIX, MATRIX)
+
+
+def products_of(seconds: float) -> int:
+    """Return how many products of matrices take this number of seconds of CPU time."""
+    taken = []
+    for _ in range(20):
+        started = time.process_time()
+        matrix_products(100)
+        taken.append(time.process_time() - started)
+    return max(round(100 * seconds / min(taken)), 1)
+
+
+def adaptive_steps(ctx: Context, products: int, optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[None]:
+    """Train steps of a training whose batch may adapt, one for each item."""
+    loader = ctx.loader(make_data(), global_batch=GLOBAL_BATCH, seed=1, max_batch=2 * GLOBAL_BATCH, lr_scale="adascale")
+    ctx.track(model=model, optimizer=optimizer)
+    for _ in ctx.epochs(10**6):
+        for x, y in loader:
+            matrix_products(products)
+            ctx.backward(nn.functional.mse_loss(model(x), y))
+            ctx.step(optimizer)
+            yield
+
+
+class SpentTime:
+    """The CPU time of this process that is spent in some methods of an object.
+
+    Args:
+        target: the object; its methods are replaced.
+        names: the methods, of which one may call another.
+    """
+
+    def __init__(self, target: object, *names: str) -> None:
+        self.seconds = 0.0
+        self._inside = False
+        for name in names:
+            setattr(target, name, self._timed(getattr(target, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                return method(*args, **options)
+            self._inside = True
+            started = time.process_time()
+            try:
+                return method(*args, **options)
+            finally:
+                self.seconds += time.process_time() - started
+                self._inside = False
+
+        return call
+
+
+def time_noise(result: Path, seconds: float, blocks: int, name: str, parameters: int) -> None:
+    """Time blocks of steps, and the measurement of the gradient noise in them; each block has one measurement.
+
+    The times are those of the CPU, which other processes on the host disturb less.
+    """
+    ctx = trainer_shim.init("checkpoints", checkpoint_every=1e9)
+    torch.manual_seed(0)
+    width = max(parameters // (3 * FEATURES), 1)
+    layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, 2 * FEATURES), nn.Linear(2 * FEATURES, 1)]
+    model = ctx.wrap(nn.Sequential(*layers))
+    kinds: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    optimizer = kinds[name](model.parameters(), lr=1e-4)  # type: ignore[call-arg]
+    work = adaptive_steps(ctx, products_of(seconds), optimizer, model)
+    measured(work, MEASURE_EVERY)
+    noise = ctx._adaptation and ctx._adaptation._noise  # noqa: SLF001  the shim has no option that turns it off
+    if noise is None:
+        raise SystemExit("the gradient noise is not measured")
+    spent = SpentTime(noise, "begin_pass", "_norms_of", "end_pass", "finish_step")
+    found: dict[str, list[float]] = {"steps": [], "noise": []}
+    for _ in range(blocks):
+        before = spent.seconds
+        found["steps"].append(measured(work, MEASURE_EVERY, time.process_time))
+        found["noise"].append(spent.seconds - before)
     if ctx.rank == 0:
         result.write_text(json.dumps(found))
     dist.barrier()
@@ -202,6 +289,8 @@ if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
     if what == "steps":
         time_steps(Path(arguments[0]), float(arguments[1]), int(arguments[2]), int(arguments[3]))
+    elif what == "noise":
+        time_noise(Path(arguments[0]), float(arguments[1]), int(arguments[2]), arguments[3], int(arguments[4]))
     elif what == "saves":
         time_saves(Path(arguments[0]), int(arguments[1]), arguments[2], int(arguments[3]))
     else:

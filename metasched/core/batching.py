@@ -53,7 +53,7 @@ class GradientNoise:
 
     @property
     def scale(self) -> float | None:
-        """The noise scale in samples (Pollux, Eq. 5): infinity where there is nothing but noise, None without either."""
+        """The noise scale in samples (Pollux, Eq. 5): infinity where there is only noise, None without either."""
         if self.square > 0:
             return self.variance / self.square
         return math.inf if self.variance > 0 else None

@@ -59,8 +59,8 @@ def make_training():
     return net, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
-def main():
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+def parse():
+    """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
@@ -74,7 +74,19 @@ def main():
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--schedule", type=Path, help="the batch plans of all steps")
     parser.add_argument("--retune", type=float, default=batch_tuner.RETUNE_SECONDS, help="seconds")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def halt(args, done):
+    """Wait until the test lets the trainer go on after each step that `--halt` names."""
+    for step in args.halt:
+        while done >= step and not (args.directory / f"go-{step}").exists():
+            time.sleep(0.01)
+
+
+def main():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    args = parse()
     torch.set_num_threads(1)
     batch_tuner.RETUNE_SECONDS = args.retune
     if args.schedule:
@@ -131,9 +143,7 @@ def main():
                     write = ctx._checkpointing.saver._pending
                     if not args.checkpoint_every and write is not None:
                         write._thread.join()  # else few steps may be made before a slow disk has the checkpoint
-                    for step in args.halt:
-                        while ctx.step_count >= step and not (args.directory / f"go-{step}").exists():
-                            time.sleep(0.01)
+                    halt(args, ctx.step_count)
     if ctx.rank == 0:
         torch.save(model.module.state_dict(), args.directory / "final.pt")
 

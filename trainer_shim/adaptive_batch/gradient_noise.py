@@ -87,8 +87,7 @@ class _EarlierGradients(NamedTuple):
 class GradientNoise:
     """Measures the gradient noise on one rank, by hooks on the parameters, before gradients are summed or clipped.
 
-    A training of one micro-batch a step holds one copy of its gradients from the step before a measured one on. No
-    other training copies gradients.
+    A training of one micro-batch a step holds one copy of its gradients. No other training copies gradients.
 
     Args:
         optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
@@ -115,6 +114,8 @@ class GradientNoise:
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._dtype = torch.float64 if torch.float64 in {each.dtype for each in self._parameters} else torch.float32
         self._earlier: _EarlierGradients | None = None
+        self._copies: dict[int, torch.Tensor] = {}  # gradients of an earlier step, by the parameter's number
+        self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # memory for one parameter's results
         # The measurement of the present step.
         self._step = -1
         self._measured = False
@@ -228,7 +229,20 @@ class GradientNoise:
         if not preconditioner.ready or any(each.layout is not torch.strided for each in gradients):
             self._invalid = True
             return []
-        return preconditioner.apply(*gradients)
+        outs = [None if preconditioner.is_identity else self._buffer(i, each) for i, each in enumerate(gradients)]
+        return preconditioner.apply(gradients, outs)
+
+    def _buffer(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
+        """Return a tensor like another one in memory that is used again, None on a GPU.
+
+        On a CPU, new memory would be the dearest part of a measurement.
+        """
+        if self.device.type != "cpu":
+            return None
+        buffer = self._buffers.get((number, like.dtype))
+        if buffer is None or buffer.numel() < like.numel():
+            buffer = self._buffers[number, like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
+        return buffer[: like.numel()].view_as(like)
 
     def _norms_of(self, number: int, gradient: torch.Tensor) -> list[torch.Tensor]:
         """Return the norm of P times the gradient of a parameter; empty where P is not known."""
@@ -245,8 +259,20 @@ class GradientNoise:
     def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
         """Copy the gradients of this step, if the next one is measured."""
         if self._measures(self._step + 1):
-            copies = [None if each.grad is None else _unscaled(each.grad.detach(), scale) for each in self._parameters]
+            copies = [
+                None if each.grad is None else self._copied(number, each.grad.detach(), scale)
+                for number, each in enumerate(self._parameters)
+            ]
             self._earlier = _EarlierGradients(self._step, samples, copies)
+
+    def _copied(self, number: int, gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """Return a copy of a parameter's gradient without the factor of a GradScaler, in the memory of the last one."""
+        if gradient.layout is not torch.strided:
+            return gradient  # it is not compared
+        if number not in self._copies:
+            self._copies[number] = torch.empty_like(gradient)
+        copy = self._copies[number].copy_(gradient)
+        return copy if scale is None else copy.div_(scale)
 
     def _compare(self, samples: int, scale: torch.Tensor | None) -> None:
         """Compare the gradients of this step with those of the last one."""
@@ -259,12 +285,14 @@ class GradientNoise:
             if parameter.grad is None or before is None:
                 continue
             gradient = parameter.grad if scale is None else parameter.grad / scale
+            rate = self._rates[self._group_numbers[number]]
             found = self._preconditioned(number, gradient, before)
             if not found:
                 return
-            rate = self._rates[self._group_numbers[number]]
-            products.append((found[0] * found[1]).sum(dtype=self._dtype) * rate**2)
-            norms.append(torch.linalg.vector_norm(found[0] - found[1], dtype=self._dtype) * rate)
+            one, other = (each.to(self._dtype) for each in found)
+            products.append(torch.dot(one.flatten(), other.flatten()) * rate**2)
+            difference = torch.sub(one, other, out=self._buffer(0, one))  # may be `one` itself
+            norms.append(torch.linalg.vector_norm(difference) * rate)
         if products:
             self._product = torch.stack(products).double().sum()
             self._difference_square = _sum_of_squares(norms, None)
@@ -301,8 +329,3 @@ def _sum_of_squares(norms: list[torch.Tensor], scale: torch.Tensor | None) -> to
     """Return the sum of the squares of norms, which a GradScaler has multiplied by `scale`, as float64."""
     found = torch.stack(norms).double().square().sum()
     return found if scale is None else found / scale.double().square()
-
-
-def _unscaled(gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return a copy of a gradient without the factor of a GradScaler."""
-    return gradient.clone() if scale is None else gradient / scale

@@ -6,38 +6,38 @@ The gradient noise is that of P g (Eq. 5 of "Pollux"), because an adaptive optim
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-# The mean square by which an optimizer normalizes a parameter's gradient, from the parameter's group and its state in
-# the optimizer. The bias of Adam's averages is corrected, or its first steps, whose averages are still small, would
-# outweigh all others.
-MeanSquare = Callable[[dict[str, Any], dict[str, Any]], torch.Tensor]
+# The root mean squares by which an optimizer normalizes a parameter's gradient, from the parameter's group, its state
+# in the optimizer, and a tensor for the result (None: a new one). The bias of Adam's averages is corrected, or its
+# first steps, whose averages are still small, would outweigh all others.
+RootMeanSquare = Callable[[dict[str, Any], dict[str, Any], Optional[torch.Tensor]], torch.Tensor]
 
 
-def _adam(group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
+def _adam(group: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
     square = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
     unbiased = 1 - group["betas"][1] ** state["step"]
-    return square / unbiased  # type: ignore[no-any-return]
+    return torch.sqrt(square, out=out).div_(unbiased**0.5)
 
 
-def _adagrad(_: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
-    return state["sum"]  # type: ignore[no-any-return]
+def _adagrad(_: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
+    return torch.sqrt(state["sum"], out=out)
 
 
-def _rmsprop(group: dict[str, Any], state: dict[str, Any]) -> torch.Tensor:
-    square = state["square_avg"]
+def _rmsprop(group: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
     if group["centered"]:
-        square = square - state["grad_avg"].square()
-    return square.clamp(min=0)  # type: ignore[no-any-return]
+        mean = state["grad_avg"]
+        return torch.addcmul(state["square_avg"], mean, mean, value=-1, out=out).clamp_(min=0).sqrt_()
+    return torch.sqrt(state["square_avg"], out=out)
 
 
 # By exact type: a subclass may take other steps. None is the identity.
-_MEAN_SQUARES: dict[type[torch.optim.Optimizer], MeanSquare | None] = {
+_ROOT_MEAN_SQUARES: dict[type[torch.optim.Optimizer], RootMeanSquare | None] = {
     torch.optim.SGD: None,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
@@ -48,12 +48,12 @@ _MEAN_SQUARES: dict[type[torch.optim.Optimizer], MeanSquare | None] = {
 
 def unknown_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
     """Return the class names of the optimizers whose preconditioner is not known."""
-    return sorted({type(optimizer).__name__ for optimizer in optimizers if type(optimizer) not in _MEAN_SQUARES})
+    return sorted({type(optimizer).__name__ for optimizer in optimizers if type(optimizer) not in _ROOT_MEAN_SQUARES})
 
 
 def known_optimizers() -> list[str]:
     """Return the class names of the optimizers whose preconditioner is known."""
-    return sorted(kind.__name__ for kind in _MEAN_SQUARES)
+    return sorted(kind.__name__ for kind in _ROOT_MEAN_SQUARES)
 
 
 class Preconditioner:
@@ -69,21 +69,33 @@ class Preconditioner:
         self._optimizer = optimizer
         self._group = group
         self._parameter = parameter
-        self._mean_square = _MEAN_SQUARES[type(optimizer)]
+        self._root_mean_square = _ROOT_MEAN_SQUARES[type(optimizer)]
 
     @property
     def ready(self) -> bool:
         """Whether the optimizer has the state that the preconditioner needs; after its first step."""
-        return self._mean_square is None or bool(self._optimizer.state.get(self._parameter))
+        return self._root_mean_square is None or bool(self._optimizer.state.get(self._parameter))
 
-    def apply(self, *gradients: torch.Tensor) -> list[torch.Tensor]:
+    @property
+    def is_identity(self) -> bool:
+        """Whether P is the identity."""
+        return self._root_mean_square is None
+
+    def apply(self, gradients: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Return P times each of the gradients; the gradients themselves where P is the identity.
 
         An element that has had no gradient so far, such as the row of a rare word, counts as 0: nothing but the
         optimizer's epsilon would bound its P, which the step itself bounds by the new gradient.
+
+        Args:
+            gradients: the gradients of the parameter, at least one.
+            outs: a tensor for each result, None for a new one.
         """
-        if self._mean_square is None:
+        if self._root_mean_square is None:
             return list(gradients)
-        square = self._mean_square(self._group, self._optimizer.state[self._parameter])
-        divisor = square.sqrt().add_(self._group["eps"]).masked_fill_(square == 0, math.inf)
-        return [gradient / divisor for gradient in gradients]
+        divisor = self._root_mean_square(self._group, self._optimizer.state[self._parameter], outs[-1])
+        torch.nn.functional.threshold(divisor, 0.0, math.inf, inplace=True).add_(
+            self._group["eps"]
+        )  # 0 becomes infinity
+        found = [torch.div(gradient, divisor, out=out) for gradient, out in zip(gradients[:-1], outs)]
+        return [*found, torch.div(gradients[-1], divisor, out=divisor)]

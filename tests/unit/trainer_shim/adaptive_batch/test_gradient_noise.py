@@ -243,7 +243,8 @@ def test_an_element_without_an_earlier_gradient(name):
     optimizer = OPTIMIZERS[name]([weight])
     weight.grad = torch.tensor([2.0, 0.0], dtype=torch.float64)
     optimizer.step()
-    (whole,) = Preconditioner(optimizer, optimizer.param_groups[0], weight).apply(torch.ones(2, dtype=torch.float64))
+    preconditioner = Preconditioner(optimizer, optimizer.param_groups[0], weight)
+    (whole,) = preconditioner.apply([torch.ones(2, dtype=torch.float64)], [None])
     assert 0 < whole[0].item() < 10
     assert whole[1].item() == 0
 
