@@ -27,6 +27,8 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
     lines += [*_co_runner_lines(job), *_deadline_lines(job, now)]
+    if job.fixed_batch_note:
+        lines.append(f"Its batch stays fixed: {job.fixed_batch_note}.")
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: "

@@ -136,6 +136,7 @@ class StatusPublisher:
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
             step_gain=_step_gain(job),
+            fixed_batch_note=_fixed_batch_note(job),
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:
@@ -170,6 +171,19 @@ def _step_gain(job: Job) -> float:
     if batching is None or batching.control is not BatchControl.SCHEDULER or batching.global_batch is None:
         return 1.0
     return 1.0 if job.noise is None else job.noise.gain(batching.first_batch, batching.global_batch)
+
+
+def _fixed_batch_note(job: Job) -> str:
+    """Return why the batch of a job stays fixed of which only the tag or only the script lets it adapt, in words."""
+    batching = job.batching
+    if batching is None:
+        return ""
+    script_consents = batching.max_batch is not None
+    if job.adaptive_batch and not script_consents:
+        return "its tag has batch=adaptive, and its script gives ctx.loader no max_batch and lr_scale"
+    if script_consents and not job.adaptive_batch:
+        return "its script lets it adapt, and its tag has no batch=adaptive"
+    return ""
 
 
 def _reason_fields(reason: Reason) -> dict[str, Any]:

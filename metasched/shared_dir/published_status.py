@@ -43,7 +43,8 @@ class JobStatus:
     ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
     on the same GPUs, ``time_slicing`` whether the two alternate there, ``slo_seconds`` the time from submission within
     which it should finish, ``blocked`` whether it must not start now, ``step_gain`` how many of the
-    ``progress_steps`` a step counts for now, 1 unless its batch adapts. ``reason`` is why it runs or waits, in words;
+    ``progress_steps`` a step counts for now (1 unless its batch adapts), ``fixed_batch_note`` why its batch does not
+    adapt although its tag or its script lets it, "" otherwise. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
     """
@@ -81,6 +82,7 @@ class JobStatus:
     slo_seconds: float | None = None
     blocked: bool = False
     step_gain: float = 1.0
+    fixed_batch_note: str = ""
     reason_code: str = "text"
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()

@@ -327,6 +327,13 @@ def test_progress_of_a_job_whose_batch_adapts(show):
     assert "120 of 400 steps, 2 steps/s, about 1 min 10 s left" in show(adapts, "explain", "12")
 
 
+def test_explain_says_why_a_batch_stays_fixed(show):
+    """Tag and script have to agree; the sentence names what lacks."""
+    note = "its script lets it adapt, and its tag has no batch=adaptive"
+    output = show(published(jobs=(job(fixed_batch_note=note),)), "explain", "12")
+    assert f"Its batch stays fixed: {note}." in output
+
+
 def test_explain_says_what_a_job_waits_for(show):
     """The sentences have the needed GPUs, the free GPUs of accepting nodes, and the jobs that hold the others."""
     output = show(published(), "explain", "bert")

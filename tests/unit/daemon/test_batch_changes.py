@@ -64,6 +64,7 @@ def test_a_running_job_takes_up_a_batch_plan(site):
     """The plan is in the lease under a number; the run continues, and is asked once for each plan."""
     job = run_and_declare(site)
     assert lease_batch(site, job) == {"plan": 1, "per_gpu": 64, "accumulation": 1, "theta": None}
+    assert not published_status.read(site.base / "shared").jobs[0].fixed_batch_note
     Tuned.batch = BatchPlan(32, 2)
     site.run(40)
     assert lease_batch(site, job) == {"plan": 2, "per_gpu": 32, "accumulation": 2, "theta": None}
@@ -72,10 +73,23 @@ def test_a_running_job_takes_up_a_batch_plan(site):
     assert not site.slurm.trainer(job).signals
 
 
-@pytest.mark.parametrize(("tag", "declared"), [("", {}), ("batch=adaptive", {"adaptive": False})])
-def test_tag_and_script_must_both_consent(site, tag, declared):
-    """Otherwise the lease has no plan; without the tag it says nothing of batches at all."""
+FIXED = {name: None for name in DECLARED if name != "global_batch"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "declared", "note"),
+    [
+        ("", {"adaptive": False}, "its script lets it adapt, and its tag has no batch=adaptive"),
+        ("batch=adaptive", FIXED, "its tag has batch=adaptive, and its script gives ctx.loader no max_batch"),
+        ("", FIXED, ""),
+    ],
+)
+def test_tag_and_script_must_both_consent(site, tag, declared, note):
+    """Otherwise the lease has no plan, and the status names what lacks; without the tag the lease names no batch."""
     job = run_and_declare(site, tag, **declared)
+    (shown,) = published_status.read(site.base / "shared").jobs
+    assert shown.fixed_batch_note.startswith(note)
+    assert bool(shown.fixed_batch_note) == bool(note)
     batch = lease_batch(site, job)
     assert batch is None if not tag else batch["plan"] == 0
     assert not retunes(site, job)
