@@ -4,26 +4,34 @@ Source: Le et al., EuroSys 2020, section 4. A job that is the k-th from the last
 jobs after it, so it adds k times its processing time there to the sum of all completion times. The least sum is a
 min-cost matching of jobs with positions (machine, k). The first job of each machine starts now.
 
-All jobs are matched with all machines whenever jobs come or go, started jobs with what remains of them. A started job
-is never stopped to wait, but moves to the GPU type of its position when GPUs are free there and it ends earlier in
-spite of its restart. A matching of waiting jobs with the machines that are free would have no choice where one machine
-at a time gets free: each job would run to its end on whatever type was free first, however slow. GPUs that no job can
-take by this matching go to waiting jobs by a second matching, with the free machines alone, so that none is idle.
+Waiting jobs are matched with all machines whenever jobs come or go. A busy machine's positions begin when its present
+job ends: a job there waits that long in addition. A job starts if it is the first on a machine that is free, and runs
+to its end. All other jobs wait for GPUs that are better for them than the free ones. A matching with the free machines
+alone would have no choice where one machine at a time gets free: each job would run to its end on whatever type was
+free first, however slow. In the interim, waiting jobs are backfilled: they run on GPUs that no started job has, and are
+preempted when a job starts there.
 
-Machines of one GPU type are alike, so no optimum has more than ceil(jobs / machines) jobs on one of them: the first of
-them, moved to the front of a machine with fewer jobs, would delay fewer jobs. The matching is therefore on about
-(jobs x jobs) costs for each type, not on (jobs x machines x jobs). With one type it is a sort.
+The time until a busy machine is free counts ``wait_factor`` times: jobs that arrive later and are shorter overtake the
+jobs that wait, so a planned wait gets longer.
+
+Machines of one GPU type that are free are alike, and busy ones nearly so if their times until free differ by at most
+a factor of four: they are one group, with the mean of these times. No optimum has more than ceil(jobs / machines) jobs
+on a machine of a group: the first of them, moved to the front of a machine with fewer jobs, would delay fewer jobs. The
+matching is therefore on about (jobs x jobs) costs for each group, not on (jobs x machines x jobs). With one type it is
+a sort.
 
 A gang delays the jobs after it in proportion to its width, its number of GPUs. A machine then stands for the GPUs of a
 job of average width, and a job of w times that width adds 1 + (k-1) w times its processing time. With jobs of one GPU
-that is the paper's rule. In the order of a type's positions, gangs start whole, and no job overtakes the first that
+that is the paper's rule. In the order of a type's positions, gangs start whole, and no job starts before the first that
 does not fit.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -48,6 +56,9 @@ IMPOSSIBLE = 1e12
 DEFAULT_RESTART_SECONDS = 60.0
 """Seconds that a restart is taken to cost where none was measured."""
 
+GROUP_RATIO = 4.0
+"""Ratio of the longest to the shortest time until free of the busy machines in a group."""
+
 
 class AlloXParameters(TimeShareParameters):
     """Parameters of AlloX.
@@ -55,50 +66,99 @@ class AlloXParameters(TimeShareParameters):
     Attributes:
         alpha: fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than
             machines. 1.0 has the least average JCT; less keeps long jobs from starving (section 4.3).
+        wait_factor: factor on the time until a busy machine is free. 1.0 has the least average JCT if no job arrives
+            any more; more prefers free machines to busy ones.
         as_published: whether a gang of k GPUs takes one machine like every other job, has 1/k of the time, and is
             matched again at every change, with ties broken by scipy's solver, as in the public code.
     """
 
     alpha: float = Field(default=1.0, gt=0, le=1)
+    wait_factor: float = Field(default=3.0, ge=1)
     as_published: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MachineGroup:
+    """Machines of one GPU type that count as alike.
+
+    Attributes:
+        gpu_type: the GPU type.
+        machines: their number.
+        wait: mean seconds until they are free; 0.0 if they are free.
+    """
+
+    gpu_type: str
+    machines: int
+    wait: float
+
+
 class AlloX(TimeSharePolicy):
-    """Starts jobs in the order with the least average JCT; a started job runs to its end, at first on a slow type."""
+    """Starts jobs in the order with the least average JCT; a started job is not preempted, but may move to idle GPUs."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
     parameters: AlloXParameters
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """All of the time for started jobs; the memory has the GPU type of each started job, by uid."""
-        before = memory.get("started", {})
+        """All of the time for started and backfilled jobs; the memory has the GPU types of both, by uid."""
         jobs = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
-        started: dict[str, str] = {
-            job.uid: before[job.uid] for job in jobs if before.get(job.uid) in inputs.gpus_per_node[job.uid]
-        }
+        started = _remembered(inputs, jobs, memory.get("started", {}))
+        backfilled = _remembered(inputs, jobs, memory.get("backfilled", {}))
         as_published = self.parameters.as_published
         if as_published:
             self._start_as_published(inputs, jobs, started)
         else:
-            self._start_and_move(inputs, jobs, started)
+            self._start(inputs, jobs, started, backfilled)
+            backfilled = _backfilled(inputs, jobs, started, backfilled)
+            _move(inputs, jobs, started, backfilled)
+        running = backfilled | started
         shares = {
-            job.uid: {started[job.uid]: 1.0 / job.gpus if as_published else 1.0} for job in jobs if job.uid in started
+            job.uid: {running[job.uid]: 1.0 / job.gpus if as_published else 1.0} for job in jobs if job.uid in running
         }
-        return as_single_combinations(shares), {"started": started}
+        return as_single_combinations(shares), {"started": started, "backfilled": backfilled}
 
-    def _start_and_move(self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str]) -> None:
-        """Start waiting jobs and move started ones: by a matching with all GPUs, then by one with the free GPUs."""
-        free = dict(inputs.capacity)
-        for job in jobs:
-            if job.uid in started:
-                free[started[job.uid]] -= job.gpus
-        if not any(gpus > 0 for gpus in free.values()):
-            return  # no job can start or move
+    def _start(
+        self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str], backfilled: Mapping[str, str]
+    ) -> None:
+        """Start the waiting jobs that are first on a free machine, in the matching with all machines.
+
+        Args:
+            inputs: allocation inputs of the round.
+            jobs: the jobs that can be placed on some GPU type, by submission.
+            started: GPU type of each started job, by uid; changed.
+            backfilled: GPU type of each backfilled job, by uid.
+        """
+        free = _free(inputs, jobs, started)
         waiting = self._first_submitted([job for job in jobs if job.uid not in started], free)
-        matched = started.keys() | {job.uid for job in waiting}
-        _assign(inputs, [job for job in jobs if job.uid in matched], inputs.capacity, started, free)
-        _assign(inputs, [job for job in waiting if job.uid not in started], dict(free), started, free)
+        if not waiting or not any(gpus > 0 for gpus in free.values()):
+            return
+        types = sorted(gpu_type for gpu_type, gpus in inputs.capacity.items() if gpus > 0)
+        present = [job for job in jobs if job.uid in started]
+        known = _known_seconds(inputs, [*waiting, *present], types)
+        for i, job in enumerate(waiting):
+            known[i] += _restart_costs(job, types, backfilled.get(job.uid))
+        seconds, width = _estimated(known), fmean(job.gpus for job in waiting)
+        left = [
+            (started[job.uid], job.gpus, float(row[types.index(started[job.uid])]))
+            for job, row in zip(present, seconds[len(waiting) :], strict=True)
+            if started[job.uid] in types
+        ]
+        groups = _machine_groups({gpu_type: free[gpu_type] for gpu_type in types}, left, width)
+        columns = [types.index(group.gpu_type) for group in groups]
+        positions = match(
+            seconds[: len(waiting), columns],
+            np.array([job.gpus / width for job in waiting]),
+            [group.machines for group in groups],
+            np.array([group.wait * self.parameters.wait_factor for group in groups]),
+        )
+        full = set()
+        for i, column in _first_on_free_machines(seconds, positions, columns, [group.wait for group in groups]):
+            gpu_type = types[column]
+            if waiting[i].gpus > free[gpu_type]:
+                full.add(gpu_type)
+            if gpu_type not in full and seconds[i, column] < IMPOSSIBLE:
+                started[waiting[i].uid] = gpu_type
+                free[gpu_type] -= waiting[i].gpus
 
     def _start_as_published(self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str]) -> None:
         """Start waiting jobs, and match gangs again, as in the public code (``as_published``)."""
@@ -131,78 +191,158 @@ def _machines(gpus: Sequence[int], width: float) -> list[int]:
     return [max(int(count / width), 1) for count in gpus]
 
 
-def _assign(
-    inputs: AllocationInputs,
-    jobs: Sequence[Job],
-    gpus: Mapping[str, int],
-    started: dict[str, str],
-    free: dict[str, int],
-) -> None:
-    """Give jobs the GPU types of their matching, first positions first, as far as GPUs are free.
+def _remembered(inputs: AllocationInputs, jobs: Sequence[Job], types: Mapping[str, str]) -> dict[str, str]:
+    """The GPU types of an earlier decision, by uid, of the jobs that can still be placed there."""
+    return {job.uid: types[job.uid] for job in jobs if types.get(job.uid) in inputs.gpus_per_node[job.uid]}
 
-    A waiting job starts. A started job moves if it then ends earlier in spite of its restart; otherwise it continues
-    where it runs, and delays no waiting job.
+
+def _free(inputs: AllocationInputs, jobs: Sequence[Job], *running: Mapping[str, str]) -> dict[str, int]:
+    """GPUs by GPU type that running jobs leave, negative where GPUs were removed; ``running`` has types by uid."""
+    free = dict(inputs.capacity)
+    for job in jobs:
+        for types in running:
+            if job.uid in types:
+                free[types[job.uid]] = free.get(types[job.uid], 0) - job.gpus
+    return free
+
+
+def _restart_costs(job: Job, types: Sequence[str], present: str | None) -> list[float]:
+    """Seconds of a restart on each GPU type, 0.0 on the present one and for a job that has never run."""
+    if not job.attained and present is None:
+        return [0.0] * len(types)
+    restart = DEFAULT_RESTART_SECONDS if job.restart_seconds is None else job.restart_seconds
+    return [0.0 if gpu_type == present else restart for gpu_type in types]
+
+
+def _machine_groups(
+    free: Mapping[str, int], running: Sequence[tuple[str, int, float]], width: float
+) -> list[MachineGroup]:
+    """Machines of ``width`` GPUs, in groups by GPU type and time until free; with one GPU type, as if all were free.
+
+    Args:
+        free: free GPUs by GPU type.
+        running: GPU type, GPUs and remaining seconds of each started job.
+        width: GPUs of a machine.
+    """
+    groups = []
+    for gpu_type, gpus in free.items():
+        waits = [0.0] * max(gpus, 0)
+        for used, count, seconds in running:
+            if used == gpu_type:
+                waits += [seconds if len(free) > 1 else 0.0] * count
+        waits.sort()
+        (machines,) = _machines([len(waits)], width)
+        until_free = [waits[min(int((number + 1) * width), len(waits)) - 1] for number in range(machines)]
+        while until_free:
+            count = bisect_right(until_free, GROUP_RATIO * until_free[0])
+            groups.append(MachineGroup(gpu_type, count, fmean(until_free[:count])))
+            until_free = until_free[count:]
+    return groups
+
+
+def _first_on_free_machines(
+    seconds: Floats, positions: Sequence[tuple[int, int]], columns: Sequence[int], waits: Sequence[float]
+) -> list[tuple[int, int]]:
+    """Jobs on free machines and their GPU types, as row and column of ``seconds``, in the order of their positions.
+
+    The sum is the same whichever of a type's k-th jobs from the last has which machine: the first submitted ones have
+    the machines that are free first.
+
+    Args:
+        seconds: seconds of each job on each GPU type, jobs by submission.
+        positions: machine group and k of each job.
+        columns: the GPU type of each group, as a column of ``seconds``.
+        waits: seconds until each group is free.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, (group, k) in enumerate(positions):
+        alike.setdefault((columns[group], k), []).append(i)
+    found = []
+    for (column, k), jobs in alike.items():
+        free = sum(waits[positions[i][0]] <= 0 for i in jobs)
+        found += [(-k, float(seconds[i, column]), i, column) for i in jobs[:free]]
+    return [(i, column) for _, _, i, column in sorted(found)]
+
+
+def _backfilled(
+    inputs: AllocationInputs, jobs: Sequence[Job], started: Mapping[str, str], before: Mapping[str, str]
+) -> dict[str, str]:
+    """GPU types by uid of the waiting jobs that are backfilled: those of before, and by a matching with free GPUs.
 
     Args:
         inputs: allocation inputs of the round.
-        jobs: the jobs to match, by submission, each of which can be placed on some GPU type.
-        gpus: GPUs to match them with, by GPU type.
-        started: GPU type of each started job, by uid; changed.
-        free: free GPUs by GPU type; changed.
+        jobs: the jobs that can be placed on some GPU type, by submission.
+        started: GPU type of each started job, by uid.
+        before: GPU type of each job that was backfilled before, by uid.
     """
-    wishes = _wishes(inputs, jobs, gpus, started)
-    changed = True
-    while changed:  # a move may free GPUs for a job of an earlier position; each job changes its type at most once
-        changed, full = False, set()
-        for job, gpu_type in wishes:
-            before = started.get(job.uid)
-            if before == gpu_type:
-                continue
-            if gpu_type in full or job.gpus > free[gpu_type]:
-                if before is None:
-                    full.add(gpu_type)
-                continue
-            if before is not None:
-                free[before] += job.gpus
+    free, backfilled, others = _free(inputs, jobs, started), dict[str, str](), []
+    for job in jobs:
+        gpu_type = before.get(job.uid)
+        if job.uid in started:
+            continue
+        if gpu_type is not None and job.gpus <= free[gpu_type]:
+            backfilled[job.uid] = gpu_type
             free[gpu_type] -= job.gpus
-            started[job.uid] = gpu_type
-            changed = True
+        else:
+            others.append(job)
+    types = sorted(gpu_type for gpu_type, gpus in free.items() if gpus > 0)
+    if not types or not others:
+        return backfilled
+    seconds, width = _estimated(_known_seconds(inputs, others, types)), fmean(job.gpus for job in others)
+    machines = _machines([free[gpu_type] for gpu_type in types], width)
+    positions = match(seconds, np.array([job.gpus / width for job in others]), machines)
+    for i in sorted(range(len(others)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i)):
+        job, j = others[i], positions[i][0]
+        if job.gpus <= free[types[j]] and seconds[i, j] < IMPOSSIBLE:
+            backfilled[job.uid] = types[j]
+            free[types[j]] -= job.gpus
+    return backfilled
 
 
-def _wishes(
-    inputs: AllocationInputs, jobs: Sequence[Job], gpus: Mapping[str, int], started: Mapping[str, str]
-) -> list[tuple[Job, str]]:
-    """Jobs that are to start or to move, with their GPU types, in the order of their positions in the matching.
-
-    For the parameters see ``_assign``.
-    """
-    types = sorted(gpu_type for gpu_type, count in gpus.items() if count > 0)
-    if not types or not jobs:
-        return []
-    known = _known_seconds(inputs, jobs, types)
-    for i, job in enumerate(jobs):
-        if (present := started.get(job.uid)) is not None:
-            restart = DEFAULT_RESTART_SECONDS if job.restart_seconds is None else job.restart_seconds
-            known[i] += [0.0 if gpu_type == present else restart for gpu_type in types]
-    seconds, width = _estimated(known), fmean(job.gpus for job in jobs)
-    widths = np.array([job.gpus / width for job in jobs])
-    positions = match(seconds, widths, _machines([gpus[gpu_type] for gpu_type in types], width))
-    wishes = []
-    for i in sorted(range(len(jobs)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i)):
-        job, j, present = jobs[i], positions[i][0], started.get(jobs[i].uid)
-        gains = present is None or (present in types and known[i, j] < known[i, types.index(present)])
-        if gains and seconds[i, j] < IMPOSSIBLE:
-            wishes.append((job, types[j]))
-    return wishes
-
-
-def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tuple[int, int]]:
-    """The position of each job in the matching with the least sum of JCTs: GPU type, and k counted from the last.
+def _move(inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str], backfilled: dict[str, str]) -> None:
+    """Move running jobs to idle GPUs of other types, while one ends earlier there in spite of its restart.
 
     Args:
-        seconds: remaining seconds of each job on each type, shape (M, J).
+        inputs: allocation inputs of the round.
+        jobs: the jobs that can be placed on some GPU type, by submission.
+        started: GPU type of each started job, by uid; changed.
+        backfilled: GPU type of each backfilled job, by uid; changed.
+    """
+    free = _free(inputs, jobs, started, backfilled)
+    while gains := list(_gains(inputs, jobs, backfilled | started, free)):
+        _, job, gpu_type = max(gains, key=lambda gain: gain[0])
+        running = started if job.uid in started else backfilled
+        free[running[job.uid]] += job.gpus
+        free[gpu_type] -= job.gpus
+        running[job.uid] = gpu_type
+
+
+def _gains(
+    inputs: AllocationInputs, jobs: Sequence[Job], running: Mapping[str, str], free: Mapping[str, int]
+) -> Iterator[tuple[float, Job, str]]:
+    """Seconds by which a running job ends earlier on idle GPUs, the job, and the GPU type; only where known."""
+    types = sorted(gpu_type for gpu_type, gpus in free.items() if gpus > 0)
+    for job in jobs if types else ():
+        present = running.get(job.uid)
+        if present is None:
+            continue
+        (known,) = _known_seconds(inputs, [job], [present, *types])
+        costs = _restart_costs(job, types, present)
+        for gpu_type, seconds, cost in zip(types, known[1:], costs, strict=True):
+            if job.gpus <= free[gpu_type] and known[0] - seconds - cost > 0:  # never for NaN, an unknown time
+                yield float(known[0] - seconds - cost), job, gpu_type
+
+
+def match(
+    seconds: Floats, widths: Floats, machines: Sequence[int], waits: Floats | None = None
+) -> list[tuple[int, int]]:
+    """The position of each job in the matching with the least sum of JCTs: machine group, and k counted from the last.
+
+    Args:
+        seconds: remaining seconds of each job on each group of like machines, shape (M, J).
         widths: GPUs of each job over those of a machine, shape (M,).
-        machines: machines of each type, at least one, shape (J,).
+        machines: machines of each group, at least one, shape (J,).
+        waits: seconds until the machines of each group are free, shape (J,); None: all are free.
     """
     jobs = len(seconds)
     if len(machines) == 1:
@@ -210,28 +350,30 @@ def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tupl
         for rank, i in enumerate(np.argsort(-seconds[:, 0] * widths, kind="stable")):
             found[i] = (0, rank // machines[0] + 1)
         return found
-    matching = _Matching(seconds, widths, machines)
+    matching = _Matching(seconds, widths, machines, np.zeros(len(machines)) if waits is None else waits)
     for i in np.argsort(-seconds.min(axis=1), kind="stable"):  # long jobs first: short ones then move few others
         matching.insert(int(i))
-    return [(matching.types[slot], matching.ks[slot]) for slot in matching.slot]
+    return [(matching.groups[slot], matching.ks[slot]) for slot in matching.slot]
 
 
 class _Matching:
     """A least-cost matching that grows job by job, by shortest augmenting paths over slots.
 
-    A slot is one k of one type; it takes as many jobs as the type has machines. Only from a full slot is a job moved to
-    another one. A type's next slot is opened when its last one is full.
+    A slot is one k of one machine group; it takes as many jobs as the group has machines. Only from a full slot is a
+    job moved to another one. A group's next slot is opened when its last one is full.
     """
 
-    def __init__(self, seconds: Floats, widths: Floats, machines: Sequence[int]) -> None:
+    def __init__(self, seconds: Floats, widths: Floats, machines: Sequence[int], waits: Floats) -> None:
         known = seconds < IMPOSSIBLE
         # More than all jobs together can take: less than IMPOSSIBLE where possible, of which the rounding is a second.
         most = np.max(seconds, where=known, initial=1.0) * len(seconds) * (1.0 + len(seconds) * widths.max(initial=0.0))
+        most += waits.max(initial=0.0)
         self.seconds = np.where(known, seconds, most)
         self.rounding = CLOSE * most
         self.widths = widths
         self.machines = machines
-        self.types: list[int] = []
+        self.waits = waits
+        self.groups: list[int] = []
         self.ks: list[int] = []
         self.members: list[list[int]] = []
         self.slot = [-1] * len(seconds)
@@ -244,7 +386,7 @@ class _Matching:
         """Match a further job, and move others where that lowers the sum."""
         distance = self._costs([i])[0]
         came_from = np.full(len(distance), -1)
-        full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.types, self.members, strict=True)])
+        full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.groups, self.members, strict=True)])
         sources = np.nonzero(full)[0]
         for _ in distance:  # each time, paths of one more move
             if not len(sources):
@@ -272,15 +414,15 @@ class _Matching:
         for slot in changed:
             self._update_costs(slot)
         last = changed[0]
-        if len(self.members[last]) == self.machines[self.types[last]]:
-            self._open(self.types[last], self.ks[last] + 1)
+        if len(self.members[last]) == self.machines[self.groups[last]]:
+            self._open(self.groups[last], self.ks[last] + 1)
 
     def _put(self, i: int, slot: int) -> None:
         self.members[slot].append(i)
         self.slot[i] = slot
 
     def _open(self, j: int, k: int) -> None:
-        self.types.append(j)
+        self.groups.append(j)
         self.ks.append(k)
         self.members.append([])
         self.move_costs = np.full((len(self.ks), len(self.ks)), np.inf)
@@ -301,7 +443,8 @@ class _Matching:
     def _costs(self, jobs: Sequence[int]) -> Floats:
         """Costs in seconds of jobs in all open slots, shape (jobs, slots)."""
         rows = np.asarray(jobs)
-        costs: Floats = self.seconds[rows][:, self.types] * (1.0 + (np.array(self.ks) - 1) * self.widths[rows, None])
+        later = (np.array(self.ks) - 1) * self.widths[rows, None]
+        costs: Floats = self.seconds[rows][:, self.groups] * (1.0 + later) + self.waits[self.groups]
         return costs
 
 

@@ -50,9 +50,10 @@ MIDDLE = (
 )
 SEARCH = f"the artifact accepts a makespan within 5 % of the least one, which is our tolerance; and {MIDDLE}"
 SHARED = f"time shares are computed anew at every change, as in the paper; and {MIDDLE}"
+TIED = 0.02  # the relative difference that is explained by ties
 TIES = (
-    "the artifact's matching has several optima where jobs are equal, and scipy's version decides; our average JCT is "
-    "to be at least as good"
+    "the artifact's matching has several optima, because the k-th jobs from the last on the machines of a type can "
+    "change places; scipy's version decides which of them start, and the average JCT is to be equal within 2 %"
 )
 ORDERS = 12  # orders of GPU types, by seed, over which our figure is the mean
 BATCHES = {
@@ -228,7 +229,16 @@ def _continuous(folder: Path) -> list[Row]:
     window, nodes = range(4000, 5000), cluster(36, 36, 36)
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump() | {"aware": False}
 
-    def row(regime: str, rate: float, policy: Policy, theirs: float, reason: str, *, more: str = "") -> Row:
+    def row(
+        regime: str,
+        rate: float,
+        policy: Policy,
+        theirs: float,
+        reason: str,
+        *,
+        more: str = "",
+        within: float | None = None,
+    ) -> Row:
         def run() -> tuple[float, ...]:
             parameters = GavelWorkloadParameters(
                 jobs=2 * window.stop, jobs_per_hour=rate, multiple=regime == "multiple", models=tuple(MODELS)
@@ -239,11 +249,12 @@ def _continuous(folder: Path) -> list[Row]:
         agnostic = policy.parameters.model_dump().get("aware") is False
         words = f"{policy.name}{more} aware=false" if agnostic else f"{policy.name}{more}"
         where = f"continuous-{regime}, {rate:g} jobs/h, 3 x 36 GPUs"
-        return Row("Gavel", where, words, (Measure("average JCT, h", theirs, 2, at_most=True),), run, reason)
+        measure = Measure("average JCT, h", theirs, 2, at_most=within is None, within=within)
+        return Row("Gavel", where, words, (measure,), run, reason)
 
-    allox = AlloXParameters(**ordered | {"alpha": 0.2, "as_published": True})
+    allox = AlloXParameters(**ordered | {"as_published": True})
     return [
-        row("single", 5.6, AlloX(allox), 25.32, TIES, more=" alpha=0.2 as_published=true"),
+        row("single", 5.6, AlloX(allox), 25.32, TIES, more=" as_published=true", within=TIED),
         row("single", 4.0, GavelLas(GavelLasParameters(**ordered)), 17.07, MIDDLE),
         row("single", 4.0, GavelLas(GavelLasParameters(**shuffled)), 23.75, MIDDLE),
         row("multiple", 2.0, GavelLas(GavelLasParameters(**ordered)), 20.26, MIDDLE),

@@ -90,6 +90,46 @@ def test_waiting_jobs_are_matched_with_the_gpus_of_started_jobs():
     assert {uid: place.gpu_type for uid, place in rounds.history[2].items()} == {"q": "v100", "s": "k80"}
 
 
+def memory(rounds, key):
+    """By uid, the GPU types of started or backfilled jobs in a simulator's last decision."""
+    return rounds.state.data["memory"][key]
+
+
+def test_a_job_waits_for_a_fast_gpu_and_is_backfilled_in_the_interim():
+    """`b` ends earlier after `a` on the V100 than on the K80, where it runs until then without having started."""
+    jobs = {0: [known("a", 1000)], 1: [known("b", 10**5)]}
+    rounds = Rounds(AlloX(), cluster(v100=1, k80=1), jobs, {"a": 3 * ROUND}).run(3)
+    assert (memory(rounds, "started"), memory(rounds, "backfilled")) == ({"a": "v100"}, {"b": "k80"})
+    rounds.run(1)
+    assert [targets["b"].gpu_type for targets in rounds.history if "b" in targets] == ["k80", "k80", "v100"]
+    assert (memory(rounds, "started"), memory(rounds, "backfilled")) == ({"b": "v100"}, {})
+
+
+def test_a_backfilled_job_is_preempted_when_a_job_starts_there():
+    """`short` arrives while `b` is backfilled on the K80; it would wait too long for the V100."""
+    jobs = {0: [known("a", 10**4)], 1: [known("b", 10**5)], 2: [known("short", 10)]}
+    rounds = Rounds(AlloX(), cluster(v100=1, k80=1), jobs).run(3)
+    assert [{uid: place.gpu_type for uid, place in targets.items()} for targets in rounds.history[1:]] == [
+        {"a": "v100", "b": "k80"},
+        {"a": "v100", "short": "k80"},
+    ]
+
+
+@pytest.mark.parametrize(("factor", "starts"), [(1.0, set()), (3.0, {"b"})])
+def test_the_wait_factor_makes_jobs_prefer_free_gpus(factor, starts):
+    """`b` needs 1000 s on the K80, and 100 s on the V100, which is busy for 400 s."""
+    jobs = {0: [known("a", 4000)], 1: [known("b", 1000)]}
+    rounds = Rounds(AlloX(AlloXParameters(wait_factor=factor)), cluster(v100=1, k80=1), jobs).run(2)
+    assert memory(rounds, "started").keys() == {"a"} | starts
+
+
+def test_of_jobs_that_cost_the_same_in_either_order_the_first_submitted_starts():
+    """Each of two jobs is the last on one of two V100s, of which one is free."""
+    jobs = {0: [known("a", 500)], 1: [known("first", 3000), known("second", 1000)]}
+    rounds = Rounds(AlloX(AlloXParameters(wait_factor=1)), cluster(v100=2, k80=1), jobs).run(2)
+    assert memory(rounds, "started") == {"a": "v100", "first": "v100"}
+
+
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_a_started_job_is_never_stopped_to_wait(data):
@@ -101,12 +141,18 @@ def test_a_started_job_is_never_stopped_to_wait(data):
         one = known_job(f"j{number}", model, 1, table=table, total_steps=steps)
         arrivals.setdefault(data.draw(st.integers(0, 8)), []).append(one)
     work = {job.uid: data.draw(st.integers(1, 6)) * ROUND for jobs in arrivals.values() for job in jobs}
-    rounds = Rounds(AlloX(), cluster(v100=data.draw(st.integers(1, 2)), k80=2), arrivals, work).run(40)
-    for uid in work:
-        ran = [targets[uid].gpu_type for targets in rounds.history if uid in targets]
-        first = next(n for n, targets in enumerate(rounds.history) if uid in targets)
-        assert all(uid in targets for targets in rounds.history[first : rounds.finished[uid] + 1])
-        assert ran == sorted(ran)  # "k80" before "v100", on which both models are faster
+    rounds = Rounds(AlloX(), cluster(v100=data.draw(st.integers(1, 2)), k80=2), arrivals, work)
+    before: dict[str, str] = {}
+    while len(rounds.history) < 9 or rounds.jobs:
+        rounds.run(1)
+        held, started = rounds.history[-1], memory(rounds, "started")
+        present = {uid: held[uid].gpu_type for uid in started}
+        assert present == started
+        for uid, gpu_type in before.items():
+            if uid in rounds.jobs or rounds.finished[uid] == len(rounds.history) - 1:
+                assert (gpu_type, present[uid]) in {("k80", "k80"), ("k80", "v100"), ("v100", "v100")}
+        before = present
+    assert rounds.finished.keys() == work.keys()
 
 
 def test_with_a_small_alpha_only_the_first_submitted_jobs_are_matched():
