@@ -93,7 +93,7 @@ class MachineGroup:
 
 
 class AlloX(TimeSharePolicy):
-    """Starts jobs in the order with the least average JCT; a started job is not preempted, but may move to idle GPUs."""
+    """Starts jobs in the order with the least average JCT; a started job is moved to idle GPUs, never preempted."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
