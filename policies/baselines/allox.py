@@ -93,7 +93,7 @@ class MachineGroup:
 
 
 class AlloX(TimeSharePolicy):
-    """Starts jobs in the order with the least average JCT; a started job is moved to idle GPUs, never preempted."""
+    """Starts jobs in the order with the least average JCT; a started job is never stopped to wait."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
