@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from policies.themis.offer import Level
 
+Ints = NDArray[np.int64]
+
 Slowdown = Callable[[Level], float]
 """By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S)."""
 
@@ -106,27 +108,35 @@ class GangPlaces(NamedTuple):
 def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
     """The seconds until the last job of a phase ends; infinity where no GPUs are enough for a gang.
 
-    Where the GPUs are enough, all jobs run at once, and GPUs go where they shorten the longest job. Otherwise the jobs
-    run one after the other, the longest first, on as many gangs of the least size as fit.
+    Where the GPUs are enough, all jobs run at once, on equally many GPUs as far as they can use them; GPUs that are
+    left over go to the longest jobs. Otherwise the jobs run one after the other, the longest first, on as many gangs of
+    the least size as fit.
     """
     gpus = sum(places.parts)
     works = np.array([job.work for job in jobs])
     if not works.any():
         return 0.0
-    if sum(job.least_gpus for job in jobs) > gpus:
+    least = np.array([job.least_gpus for job in jobs])
+    if least.sum() > gpus:
         return _serial_seconds(jobs, places)
     local = tuple(places.level(count) for count in range(1, places.parts[0] + 1))
-    rates = _rate_table(
-        tuple((job.least_gpus, max(job.most_gpus, job.least_gpus), job.slowdown) for job in jobs), gpus, local, places.across
-    )
-    with np.errstate(divide="ignore"):
-        times = works[:, None] / rates
-    spare = gpus - len(jobs)
-    longest = float(times[:, -1].max())
-    if spare < times.size:
-        longest = max(longest, float(-np.partition(-times, spare, axis=None)[spare]))
-    counts = (times > longest).sum(axis=1) + 1
+    most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
+    kinds = tuple((job.least_gpus, int(limit), job.slowdown) for job, limit in zip(jobs, most, strict=True))
+    rates = _rate_table(kinds, gpus, local, places.across)
+    counts = _even_counts(works, least, most, gpus)
     return _placed_seconds(jobs, works, counts.tolist(), rates, places)
+
+
+def _even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
+    """GPUs for each job: as even as the jobs' limits allow, and what is left over one by one to the longest jobs."""
+    low, high = 1, int(min(most.max(), gpus))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.clip(middle, least, most).sum() <= gpus else (low, middle - 1)
+    counts = np.clip(low, least, most)
+    longer = [job for job in np.argsort(-works, kind="stable") if counts[job] == low < most[job]]
+    counts[longer[: gpus - int(counts.sum())]] += 1
+    return counts
 
 
 @cache
