@@ -21,6 +21,9 @@ from policies.themis.choice_program import MOST_PARTIAL_CHOICES
 from policies.themis.leftovers import give_leftovers
 from policies.themis.offer import NOTHING, Bundle, Offer
 
+ROUNDING = 1e-9
+"""(1 - f) times the number of apps is rounded up beyond this."""
+
 
 class Candidate(NamedTuple):
     """An app that could use GPUs.
@@ -100,7 +103,7 @@ class Arbiter:
         free = Counter[str]()
         for node in offer.nodes:
             free[node.gpu_type] += node.gpus
-        chosen = []
+        chosen: list[Candidate] = []
         for candidate in ordered:
             if len(chosen) >= math.ceil((1.0 - self.fairness) * len(candidates) - ROUNDING):
                 break
@@ -147,10 +150,6 @@ class Arbiter:
             allocations[app] = Allocation(bundle, counts, award.lease_fraction if award else 1.0, award)
         idle = _left(offer, [one.counts for one in allocations.values()])
         return Round(allocations, tuple(bidders), outcome.exact, outcome.gap, idle)
-
-
-ROUNDING = 1e-9
-"""(1 - f) times the number of apps is rounded up beyond this."""
 
 
 def _has(bid: Bid, award: Award | None) -> tuple[Bid, Bundle, Counts]:

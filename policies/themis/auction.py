@@ -18,7 +18,6 @@ from policies.themis.choice_program import MOST_PARTIAL_CHOICES
 from policies.themis.offer import NOTHING, Bundle, Offer
 from policies.themis.winners import Win, find_winners
 
-
 ROUNDING = 1e-9
 """A payment in GPUs is rounded in favour of the app within this, relatively."""
 
@@ -112,4 +111,3 @@ def _retained(bid: Bid, win: Win, offer: Offer, payment: Payment) -> Bundle:
         if all(used <= won for used, won in zip(offer.usage(bundle), within, strict=True))
     ]
     return max(smaller, key=lambda bundle: (bundle.gpus, bid.value(bundle)), default=NOTHING)
-

@@ -18,8 +18,8 @@ def place_bundles(
     """The nodes of each app's bundle.
 
     The largest parts are placed first. Each of them fits, wherever the parts before it lie, because sizes divide each
-    other; so each may lie where its app is, or else on the smallest block; of several, on the one with the fewest GPUs that apps
-    hold.
+    other. So each may lie where its app is, or else on the smallest block; of several, on the one of which apps hold
+    the fewest GPUs.
 
     Args:
         offer: the offer; it holds the bundles.
@@ -72,7 +72,7 @@ class _FreeBlocks:
             self._by_size[block.size].append(block)
 
     def of_holder(self, size: int, part: int, held: Mapping[str, int], placed: Counts) -> Block | None:
-        """Take a block of a size on nodes where an app holds at least as many GPUs as a part needs, beyond ``placed``."""
+        """Take a block of a size on nodes where an app holds what a part needs, beyond the GPUs placed there before."""
         left = {node: gpus - placed.get(node, 0) for node, gpus in held.items() if gpus > placed.get(node, 0)}
         if sum(left.values()) < part:
             return None

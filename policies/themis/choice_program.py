@@ -66,6 +66,11 @@ class Optimum(NamedTuple):
     worth: int
     bound: int
 
+    @property
+    def exact(self) -> bool:
+        """Whether no choice is better."""
+        return self.bound <= self.worth
+
 
 class Solution(NamedTuple):
     """The answers of all programs over some tables.
@@ -95,6 +100,20 @@ class _Partial(NamedTuple):
     losses: Floats
     worths: Ints
     trace: tuple[object, Ints, int, Ints] | None = None
+
+
+class _Limits(NamedTuple):
+    """Which partial choices are retained.
+
+    Attributes:
+        free: what they may use of the capacities, at most.
+        allowed: the largest loss.
+        width: the number of them, those with the least losses first.
+    """
+
+    free: Ints
+    allowed: float
+    width: int
 
 
 @dataclass(frozen=True)
@@ -190,15 +209,14 @@ class _Programs:
         needed = self.least[tables].sum(axis=0)
         for table in tables.tolist():
             needed = needed - self.least[table]
-            partial, dropped = self._with_table(partial, table, group.losses[table], free - needed, allowed, width)
+            partial, dropped = self._with_table(group, partial, table, _Limits(free - needed, allowed, width))
             beyond = dropped + self.bounds[programs] - group.bounds[left_out]
             self.dropped[programs] = np.minimum(self.dropped[programs], beyond)
         return partial
 
-    def _with_table(
-        self, partial: _Partial, table: int, losses: Floats, free: Ints, allowed: float, width: int
-    ) -> tuple[_Partial, float]:
-        """Partial choices with each row of one more table; and the least loss of those that ``width`` leaves out."""
+    def _with_table(self, group: _Group, partial: _Partial, table: int, limits: _Limits) -> tuple[_Partial, float]:
+        """Partial choices with each row of one more table; and the least loss of those that are beyond the width."""
+        losses, (free, allowed, width) = group.losses[table], limits
         rows = np.flatnonzero(losses <= allowed)
         together = partial.losses[:, None] + losses[rows]
         before, row = np.nonzero(together <= allowed)
@@ -239,8 +257,9 @@ class _Programs:
     def optimum(self, left_out: int) -> Optimum:
         """The answer of one program, with what the last search has left out."""
         worth = int(self.found[left_out])
-        beyond = float(self.bounds[left_out] - self.dropped[left_out])
-        return Optimum(worth, max(worth, math.ceil(beyond)) if beyond > worth else worth)
+        if not self.unsolved[left_out]:
+            return Optimum(worth, worth)
+        return Optimum(worth, max(worth, math.ceil(self.bounds[left_out] - self.dropped[left_out])))
 
 
 def solve(tables: Sequence[Table], capacity: Ints, *, most_partial: int = MOST_PARTIAL_CHOICES) -> Solution:
@@ -285,7 +304,7 @@ def _prices(tables: Sequence[Table], capacity: Ints) -> Floats:
     program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
     program.a_matrix_.value_ = matrix.data
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for option, value in (("output_flag", False), ("threads", 1), ("solver", "simplex"), ("presolve", "off")):
         solver.setOptionValue(option, value)
     solver.passModel(program)

@@ -136,7 +136,7 @@ def _even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int)
     counts = np.clip(low, least, most)
     longer = [job for job in np.argsort(-works, kind="stable") if counts[job] == low < most[job]]
     counts[longer[: gpus - int(counts.sum())]] += 1
-    return counts
+    return np.asarray(counts)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""GPUs that an auction leaves: at random to apps that did not bid, then to any app that can use them (section 3.3.2)."""
+"""GPUs that an auction leaves: at random to apps that did not bid, then to any app (section 3.3.2 of Themis)."""
 
 from __future__ import annotations
 
@@ -129,4 +129,3 @@ class _Left:
             self._nodes[gpu_type, free - gpus][node] = None
             self._free[node] = free - gpus
             self.gpus -= gpus
-

@@ -143,7 +143,9 @@ class Offer:
         found = [(gpu_type, size) for gpu_type in self.gpu_types for size in self.node_sizes[gpu_type]]
         if self.racks > 1:
             whole = Counter((block.gpu_type, rack) for rack, block in self._node_blocks if self._is_whole(block))
-            most = {gpu_type: max((whole[key] for key in whole if key[0] == gpu_type), default=0) for gpu_type, _ in found}
+            most = {
+                gpu_type: max((whole[key] for key in whole if key[0] == gpu_type), default=0) for gpu_type, _ in found
+            }
             wide = [
                 (gpu_type, self.node_sizes[gpu_type][-1] << doublings)
                 for gpu_type in self.gpu_types
@@ -238,7 +240,7 @@ class Offer:
         for gpu_type in self.gpu_types:
             sizes = [size for other, size in self.sizes if other == gpu_type]
             capacity = [most for (other, _), most in zip(self.sizes, self.capacity, strict=True) if other == gpu_type]
-            shapes = {}
+            shapes: dict[tuple[int, ...], None] = {}
             for gpus in amounts(capacity[0], sizes):
                 if gpus <= sizes[-1]:
                     shapes[gpus,] = None
@@ -267,7 +269,7 @@ class Offer:
 
 
 def amounts(most: int, sizes: Sequence[int]) -> list[int]:
-    """The amounts of GPUs up to a number that bundles can have, ascending: the sizes, and some between each doubling."""
+    """The amounts of GPUs up to a number that bundles can have: the sizes, and some between each doubling."""
     steps = {size for size in sizes if size <= most} | {most}
     amount, step = 1, 1
     while amount <= most:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.themis.bids import MOST_VALUE, Bid
-from policies.themis.choice_program import MOST_PARTIAL_CHOICES, UNREACHED, Ints, Optimum, Solution, Table, solve
+from policies.themis.choice_program import MOST_PARTIAL_CHOICES, Ints, Solution, Table, solve
 from policies.themis.offer import NOTHING, Bundle, Offer
 
 WORTH_BITS = 61
@@ -87,91 +88,98 @@ def find_winners(bids: Sequence[Bid], offer: Offer, *, most_partial: int = MOST_
         offer: the GPUs on offer.
         most_partial: the most partial choices of the program at a time.
     """
-    rows = [_rows(bid, offer) for bid in bids]
     capacity = np.array(offer.capacity, dtype=np.int64)
-    served, without, unserved_exact = _served(bids, rows, capacity, most_partial)
-    most_unserved = len(bids) - served
+    usages = [_usages(bid, offer) for bid in bids]
+    served = _Served.of(bids, usages, capacity, most_partial)
+    unserved = len(bids) - served.most
     units = _Units.of(len(bids), sum(node.gpus for node in offer.nodes))
-    offered, tables = [], []
-    for bid, found in zip(bids, rows, strict=True):
-        entries = []
-        for bundle, usage in found:
+    menus = []
+    for bid, known in zip(bids, usages, strict=True):
+        rows = []
+        for bundle, usage in known.items():
             value = bid.value(bundle)
             if value > 0.0:
-                entries.append((bundle, units.worth(value, bid.held_gpus(bundle)), [*usage, 0]))
-            elif not bundle.parts and most_unserved:
-                entries.append((bundle, 0, [*usage, 1]))
-        entries = _undominated(entries)
-        offered.append([bundle for bundle, _, _ in entries])
-        worths, usages = [worth for _, worth, _ in entries], [usage for _, _, usage in entries]
-        tables.append(Table(np.array(worths, dtype=np.int64), np.array(usages, dtype=np.int64)))
-    if most_unserved:
-        capacity = np.append(capacity, most_unserved)
-    else:
-        tables = [table._replace(usage=table.usage[:, :-1]) for table in tables]
-    solution = solve(tables, capacity, most_partial=most_partial)
+                rows.append(_Row(bundle, units.worth(value, bid.held_gpus(bundle)), (*usage, 0)))
+            elif not bundle.parts and unserved:
+                rows.append(_Row(bundle, 0, (*usage, 1)))
+        menus.append(_undominated(rows))
+    tables = [_table(rows) for rows in menus]
+    solution = solve(tables, np.append(capacity, unserved), most_partial=most_partial)
     wins = [
-        _win(index, offered[index][row], solution, tables, units, displaces=without[index] == served)
+        _win(index, menus[index][row].bundle, solution, tables, units, displaces=served.without[index] == served.most)
         for index, row in enumerate(solution.rows)
     ]
+    exact = served.exact and solution.whole.exact
     gap = units.logarithm(solution.whole.bound) - units.logarithm(solution.whole.worth)
-    exact = unserved_exact and _is_exact(solution.whole)
     return Winners(tuple(wins), exact, 0.0 if exact else gap)
 
 
-def _rows(bid: Bid, offer: Offer) -> list[tuple[Bundle, tuple[int, ...]]]:
-    """The bundles of a bid that the offer can hold, with what they use; the bundle without GPUs is always among them."""
-    found = [(NOTHING, (0,) * len(offer.sizes))]
-    for bundle in bid.values:
-        if bundle.parts and offer.holds([bundle]):
-            found.append((bundle, offer.usage(bundle)))
-    return found
+class _Row(NamedTuple):
+    """One bundle of a bid in a program: its worth, and what it uses of each capacity."""
+
+    bundle: Bundle
+    worth: int
+    usage: tuple[int, ...]
 
 
-def _undominated(entries: list[tuple[Bundle, int, list[int]]]) -> list[tuple[Bundle, int, list[int]]]:
-    """The entries without those that are worth no more than one that needs no more."""
-    usage = np.array([needs for _, _, needs in entries])
-    worths = np.array([worth for _, worth, _ in entries], dtype=np.int64)
-    order = sorted(range(len(entries)), key=lambda row: (-worths[row], entries[row][2]))
+def _table(rows: Sequence[_Row]) -> Table:
+    return Table(
+        np.array([row.worth for row in rows], dtype=np.int64), np.array([row.usage for row in rows], dtype=np.int64)
+    )
+
+
+def _undominated(rows: Sequence[_Row]) -> list[_Row]:
+    """The rows without those that are worth no more than one that uses no more."""
+    usage = np.array([row.usage for row in rows])
     chosen: list[int] = []
-    for row in order:
-        if not chosen or not (usage[chosen] <= usage[row]).all(axis=1).any():
-            chosen.append(row)
-    return [entries[row] for row in chosen]
+    for index in sorted(range(len(rows)), key=lambda one: (-rows[one].worth, rows[one].usage)):
+        if not chosen or not (usage[chosen] <= usage[index]).all(axis=1).any():
+            chosen.append(index)
+    return [rows[index] for index in chosen]
 
 
-def _served(
-    bids: Sequence[Bid], rows: Sequence[list[tuple[Bundle, tuple[int, ...]]]], capacity: Ints, most_partial: int
-) -> tuple[int, list[int], bool]:
-    """How many apps can have a value above 0 at once: of all, and of the others without each; and whether that is exact."""
-    tables = []
-    for bid, found in zip(bids, rows, strict=True):
-        entries = [(bundle, int(bid.value(bundle) > 0.0), [*usage]) for bundle, usage in found]
-        entries = _undominated(entries)
-        worths, usages = [worth for _, worth, _ in entries], [usage for _, _, usage in entries]
-        tables.append(Table(np.array(worths, dtype=np.int64), np.array(usages, dtype=np.int64)))
-    least = [table.usage[(table.worths > 0).argmax()] for table in tables]
-    if all(table.worths.any() for table in tables) and (sum(least) <= capacity).all():
-        return len(bids), [len(bids) - 1] * len(bids), True
-    solution = solve(tables, capacity, most_partial=most_partial)
-    exact = _is_exact(solution.whole)
-    return solution.whole.worth, [one.worth for one in solution.without], exact
+def _usages(bid: Bid, offer: Offer) -> dict[Bundle, tuple[int, ...]]:
+    """The bundles of a bid that the offer can hold, and the one without GPUs, with what they use."""
+    bundles = [NOTHING, *(bundle for bundle in bid.values if bundle.parts and offer.holds([bundle]))]
+    return {bundle: offer.usage(bundle) for bundle in bundles}
+
+
+class _Served(NamedTuple):
+    """How many apps can have a value above 0 at once.
+
+    Attributes:
+        most: of all apps.
+        without: of the others, without each app.
+        exact: whether ``most`` is known to be the most.
+    """
+
+    most: int
+    without: tuple[int, ...]
+    exact: bool
+
+    @classmethod
+    def of(
+        cls, bids: Sequence[Bid], usages: Sequence[dict[Bundle, tuple[int, ...]]], capacity: Ints, most_partial: int
+    ) -> _Served:
+        menus = [
+            _undominated([_Row(bundle, int(bid.value(bundle) > 0.0), usage) for bundle, usage in known.items()])
+            for bid, known in zip(bids, usages, strict=True)
+        ]
+        least = np.array([menu[0].usage for menu in menus]).reshape(len(bids), len(capacity)).sum(axis=0)
+        if all(menu[0].worth for menu in menus) and (least <= capacity).all():
+            return cls(len(bids), (len(bids) - 1,) * len(bids), exact=True)
+        solution = solve([_table(menu) for menu in menus], capacity, most_partial=most_partial)
+        return cls(solution.whole.worth, tuple(one.worth for one in solution.without), solution.whole.exact)
 
 
 def _win(
     index: int, bundle: Bundle, solution: Solution, tables: Sequence[Table], units: _Units, *, displaces: bool
 ) -> Win:
-    without = solution.without[index]
     if not bundle.parts:
         return Win(bundle, 1.0, exact=True)
     if displaces:
         return Win(bundle, 0.0, exact=True)
-    others = sum(int(table.worths[row]) for table, row in zip(tables, solution.rows, strict=True))
-    others -= int(tables[index].worths[solution.rows[index]])
-    best = max(without.worth, others)
-    exact = without.worth != UNREACHED and _is_exact(without)
-    return Win(bundle, math.exp(min(units.logarithm(others) - units.logarithm(best), 0.0)), exact)
-
-
-def _is_exact(optimum: Optimum) -> bool:
-    return optimum.bound <= optimum.worth
+    without = solution.without[index]
+    others = solution.whole.worth - int(tables[index].worths[solution.rows[index]])
+    loss = units.logarithm(max(without.worth, others)) - units.logarithm(others)
+    return Win(bundle, math.exp(-loss), without.exact)

@@ -50,7 +50,10 @@ def test_winners_and_payments_are_those_of_trying_all():
             assert win.fraction == pytest.approx(expected, abs=1e-9)
         for chosen in itertools.product(*(bid.values.items() for bid in bids)):
             others = [value for _, value in chosen]
-            if all(mine <= other for mine, other in zip(values, others, strict=True)) and sum(others) > sum(values) + 1e-9:
+            if (
+                all(mine <= other for mine, other in zip(values, others, strict=True))
+                and sum(others) > sum(values) + 1e-9
+            ):
                 assert not fits(offer, [one for one, _ in chosen])
 
     for_examples(drawn, check, fewer)

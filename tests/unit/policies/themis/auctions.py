@@ -24,7 +24,9 @@ def random_offer(rng, *, most_nodes=3, totals=(1, 2, 3, 4, 6, 8), types=("g",), 
     """A few nodes, some of them partly or wholly taken."""
     return Offer(
         tuple(
-            OfferedNode(f"n{at}", rng.choice(types), total := rng.choice(totals), rng.randint(0, total), rng.choice(racks))
+            OfferedNode(
+                f"n{at}", rng.choice(types), total := rng.choice(totals), rng.randint(0, total), rng.choice(racks)
+            )
             for at in range(rng.randint(1, most_nodes))
         )
     )
@@ -43,7 +45,7 @@ def random_bids(rng, offer, *, most_apps=4, most_rows=6, retained=0.2):
 
 
 def fits(offer, bundles):
-    """Whether bundles fit on the nodes, by trying: parts need whole blocks, on one node, or on whole nodes of a rack."""
+    """Whether bundles fit on the nodes, by trying: parts need blocks on one node, or whole nodes of a rack."""
     free = {node.name: node.gpus for node in offer.nodes}
     parts = sorted(
         ((offer.reserved(one.gpu_type, part), one.gpu_type) for one in bundles for part in one.parts), reverse=True

@@ -34,7 +34,7 @@ def test_bundles_are_placed_as_they_were_won():
         if not offer.holds(asked.values()):
             continue
         names = [node.name for node in offer.nodes]
-        held = {app: {name: 1 for name in rng.sample(names, rng.randint(0, len(names)))} for app in asked}
+        held = {app: dict.fromkeys(rng.sample(names, rng.randint(0, len(names))), 1) for app in asked}
         placed = place_bundles(offer, asked, held)
         nodes = {node.name: node for node in offer.nodes}
         assert all(gpus <= nodes[name].gpus for name, gpus in used(placed.values()).items())
@@ -152,7 +152,9 @@ def test_those_who_are_worst_off_bid():
     retains = [Candidate("a", 9.0, 8), Candidate("b", 8.0, 4, retains=True)]
     assert [one.app for one in Arbiter(0.1).bidders(retains, offer, seed=1)] == ["a", "b"]
     equal = [Candidate(f"a{at}", math.inf) for at in range(10)]
-    assert {Arbiter(0.95).bidders(equal, offer, seed=seed)[0].app for seed in range(60)} == {f"a{at}" for at in range(10)}
+    assert {Arbiter(0.95).bidders(equal, offer, seed=seed)[0].app for seed in range(60)} == {
+        f"a{at}" for at in range(10)
+    }
 
 
 class Cluster:

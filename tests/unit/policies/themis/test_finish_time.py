@@ -79,7 +79,9 @@ def test_the_most_optimistic_curve_counts():
 
 def test_gpus_are_divided_evenly():
     """Equal numbers up to the jobs' limits; what is left over goes to the longest jobs, one by one."""
-    phase = tuple(AppJob(work, 1.0, most, least, LINEAR) for work, most, least in ((80, 8, 1), (120, 8, 1), (100, 2, 1)))
+    phase = tuple(
+        AppJob(work, 1.0, most, least, LINEAR) for work, most, least in ((80, 8, 1), (120, 8, 1), (100, 2, 1))
+    )
     assert phase_seconds(phase, places(*[1] * 3)) == 120
     assert phase_seconds(phase, places(*[1] * 4)) == 100
     assert phase_seconds(phase, places(*[1] * 5)) == 80

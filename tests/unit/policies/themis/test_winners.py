@@ -42,7 +42,7 @@ def test_winners_and_payments_are_those_of_trying_all():
 
 @pytest.mark.parametrize("apps", [2, 3, 4, 8])
 def test_equal_apps_pay_what_the_theory_says(apps):
-    """n equal apps that divide GPUs retain ((n - 1) / n)^(n - 1) each, which is above 1/e."""
+    """Of GPUs that they divide, n equal apps retain ((n - 1) / n)^(n - 1) each, which is above 1/e."""
     bids, offer = divisible(apps, apps * (apps - 1))
     expected = ((apps - 1) / apps) ** (apps - 1)
     for win in wins(bids, offer):
