@@ -39,6 +39,9 @@ COMMON_PRICES = 1e-4
 """How far a bound at the prices of another program can be above that at the program's own prices, for both to share
 partial choices; relative to the largest difference between a table's rows."""
 
+KEY_STATES = 2**62
+"""States that one key tells apart, at most."""
+
 ROUNDING = 1e-9
 """Losses are compared with this slack, relative to the largest difference between a table's rows."""
 
@@ -145,8 +148,7 @@ class _Programs:
         self.least = np.array([table.usage.min(axis=0) for table in tables]).reshape(count, len(capacity))
         self.span = max(int(table.worths.max()) - int(table.worths.min()) for table in tables)
         self.slack = ROUNDING * self.span + 1.0
-        combinations = np.cumprod(np.append(1, capacity[:-1] + 1).astype(object))
-        self.radix = combinations[: len(capacity)].astype(np.int64)
+        self.radix = _radix(capacity)
         self.prices = _prices(tables, capacity)
         self.bounds = np.array([self._bounds(prices)[index] for index, prices in enumerate(self.prices)])
         self.found = np.full(count + 1, UNREACHED, dtype=np.int64)
@@ -226,9 +228,9 @@ class _Programs:
         fits = np.flatnonzero((used <= free).all(axis=1))
         worths = partial.worths[before[fits]] + self.tables[table].worths[row[fits]]
         keys = used[fits] @ self.radix
-        order = np.lexsort((-worths, keys))
+        order = np.lexsort((-worths, *keys.T))
         first = np.ones(len(order), dtype=bool)
-        first[1:] = keys[order[1:]] != keys[order[:-1]]
+        first[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
         chosen = order[first]
         dropped = np.inf
         if len(chosen) > width:
@@ -267,7 +269,7 @@ def solve(tables: Sequence[Table], capacity: Ints, *, most_partial: int = MOST_P
 
     Args:
         tables: the tables; each has a row.
-        capacity: K capacities. The product of all, each plus 1, must be below 2**63.
+        capacity: K capacities.
         most_partial: the most partial choices at a time. Where they are too few, answers may not be optimal, and
             their bounds are above their worths.
     """
@@ -281,6 +283,19 @@ def solve(tables: Sequence[Table], capacity: Ints, *, most_partial: int = MOST_P
         programs.search(width)
     answers = [programs.optimum(left_out) for left_out in range(len(tables) + 1)]
     return Solution(programs.rows, answers[-1], tuple(answers[:-1]))
+
+
+def _radix(capacity: Ints) -> Ints:
+    """K x M: numbers that turn uses of the capacities into M keys, equal only for equal uses; one where 64 bits do."""
+    keys: list[Ints] = []
+    states = 1
+    for index, most in enumerate(capacity.tolist()):
+        if not keys or states * (most + 1) > KEY_STATES:
+            keys.append(np.zeros(len(capacity), dtype=np.int64))
+            states = 1
+        keys[-1][index] = states
+        states *= most + 1
+    return np.array(keys).reshape(len(keys), len(capacity)).T.astype(np.int64)
 
 
 def _prices(tables: Sequence[Table], capacity: Ints) -> Floats:

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 from typing import NamedTuple
-
-MOST_STATES = 2**60
-"""Sizes are left out, the largest first, while the numbers of used blocks have more combinations than this."""
 
 AMOUNTS_BETWEEN_DOUBLINGS = 4
 """Amounts of GPUs between a power of two and the next one."""
@@ -146,20 +142,11 @@ class Offer:
             most = {
                 gpu_type: max((whole[key] for key in whole if key[0] == gpu_type), default=0) for gpu_type, _ in found
             }
-            wide = [
+            found += [
                 (gpu_type, self.node_sizes[gpu_type][-1] << doublings)
                 for gpu_type in self.gpu_types
                 for doublings in range(1, most[gpu_type].bit_length())
             ]
-            gpus = Counter[str]()
-            for node in self.nodes:
-                gpus[node.gpu_type] += node.gpus
-            states = prod(gpus[gpu_type] // size + 1 for gpu_type, size in found)
-            for gpu_type, size in sorted(wide, key=lambda one: (one[1], one[0])):
-                states *= gpus[gpu_type] // size + 1
-                if states > MOST_STATES:
-                    break
-                found.append((gpu_type, size))
         return tuple(sorted(found))
 
     @cached_property

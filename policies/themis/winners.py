@@ -105,6 +105,8 @@ def find_winners(bids: Sequence[Bid], offer: Offer, *, most_partial: int = MOST_
         menus.append(_undominated(rows))
     tables = [_table(rows) for rows in menus]
     solution = solve(tables, np.append(capacity, unserved), most_partial=most_partial)
+    if not solution.rows:
+        return Winners(tuple(Win(NOTHING, 1.0, exact=False) for _ in bids), not bids, 0.0 if not bids else math.inf)
     wins = [
         _win(index, menus[index][row].bundle, solution, tables, units, displaces=served.without[index] == served.most)
         for index, row in enumerate(solution.rows)
