@@ -51,7 +51,7 @@ KINDS = {
     "4096": Kind(((8, 512),), racks=True, apps=(1000, 1000), most_arbiter_ms=None),
     "4096-all": Kind(((8, 512),), racks=True, apps=(1000, 1000), fairness=0.001, most_arbiter_ms=None),
 }
-"""The paper's testbed; its simulated cluster (footnote 6) in its proportions; and a large one. In "all", all apps bid."""
+"""The paper's testbed, its simulated cluster (footnote 6) in its proportions, a large one. In "all", all apps bid."""
 
 MOST_AGENT_MS = (29.0, 334.0)
 """The targets of one agent: median and 95th percentile of the paper."""
@@ -161,13 +161,13 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
     parser.add_argument("--clusters", nargs="+", choices=[*KINDS], default=[*KINDS], help="clusters (default all)")
-    parser.add_argument("--rounds", type=common.positive, help="rounds of each (default 40; 5 of the large ones)")
+    parser.add_argument("--rounds", type=common.positive, help="rounds of each (default 40; 3 of the large ones)")
     options = parser.parse_args(given)
     print("| cluster | rounds | bidders | agent ms: median, p95 | arbiter ms: median, p95, most | exact | gap | MB |")
     print("|---|---|---|---|---|---|---|---|")
     found = {}
     for name in options.clusters:
-        rounds = options.rounds or (5 if KINDS[name].most_arbiter_ms is None else 40)
+        rounds = options.rounds or (3 if KINDS[name].most_arbiter_ms is None else 40)
         facts = found[name] = summary([measure_round(KINDS[name], seed) for seed in range(rounds)])
         (agent, late_agent), (arbiter, late_arbiter) = facts["agent_ms"], facts["arbiter_ms"]
         print(

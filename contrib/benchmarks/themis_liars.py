@@ -3,8 +3,8 @@
     python -m contrib.benchmarks.themis_liars [--instances N] [--only NAME ...] [--json]
 
 In single auctions, one of two to five apps tells seven lies, with all else equal; its gain is that of the best one, in
-true value. Over many rounds, one of eight apps over-reports its slowdown over several nodes, as in the paper's Figure
-18; its gain is the time that it saves.
+speed averaged over the lease. Over many rounds, one of eight apps over-reports its slowdown over several nodes, as in
+the paper's Figure 18; its gain is the time that it saves.
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from contrib.benchmarks import common
 from policies.themis.agent import Agent
 from policies.themis.arbiter import Arbiter, Candidate
-from policies.themis.auction import Payment, hold_auction
+from policies.themis.auction import Award, Payment, hold_auction
 from policies.themis.bids import Bid
 from policies.themis.finish_time import AppJob, AppWork, ClampedSlowdown
 from policies.themis.offer import NOTHING, Bundle, Offer, OfferedNode
 
 Values = Mapping[Bundle, float]
+
+
+class Drawn(NamedTuple):
+    """An app: what it bids if it does not lie, and the speed that it has on each bundle."""
+
+    values: Values
+    speeds: Values
+
+
 MOST_GAIN = 1e-9
-"""The most that a lie may gain where truth is proven to pay, relative to the app's largest value."""
+"""The most that a lie may gain where truth is proven to pay, relative to the app's largest speed."""
 
 
 def random_offer(rng: random.Random) -> Offer:
@@ -35,27 +45,29 @@ def random_offer(rng: random.Random) -> Offer:
     return Offer(tuple(OfferedNode(f"n{at}", "g", total, rng.randint(1, total)) for at, total in enumerate(totals)))
 
 
-def speeds(rng: random.Random, offer: Offer) -> Values:
-    """Values that are an app's speed on each bundle; none without GPUs."""
+def speeds(rng: random.Random, offer: Offer) -> Drawn:
+    """An app that bids its speed on each bundle, and has none without GPUs."""
     power, spread, least = rng.choice((0.5, 0.8, 1.0)), rng.choice((1.0, 1.1, 1.4)), rng.choice((1, 1, 2, 4))
     rate = rng.uniform(0.2, 5.0)
-    return {NOTHING: 0.0} | {
+    values = {NOTHING: 0.0} | {
         row: rate * row.gpus**power / (spread if len(row.parts) > 1 else 1.0) if row.gpus >= least else 0.0
         for row in offer.bundles(rng.choice((2, 4, 8)))
         if row.parts
     }
+    return Drawn(values, values)
 
 
-def finish_times(rng: random.Random, offer: Offer) -> Values:
-    """Values 1/rho of an app for which some time has elapsed."""
-    elapsed = rng.uniform(0.0, 5.0)
-    return {row: 1.0 / (elapsed + 1.0 / value) if value else 0.0 for row, value in speeds(rng, offer).items()}
+def inverse_rho(rng: random.Random, offer: Offer) -> Drawn:
+    """An app that bids 1/rho, which is not proportional to its speed because of the time elapsed."""
+    elapsed, speed = rng.uniform(0.0, 5.0), speeds(rng, offer).values
+    return Drawn({row: 1.0 / (elapsed + 1.0 / value) if value else 0.0 for row, value in speed.items()}, speed)
 
 
-def with_retained(rng: random.Random, offer: Offer) -> Values:
-    """Values that are speeds of an app which retains GPUs beyond the auction."""
-    values, retained = speeds(rng, offer), rng.uniform(0.2, 2.0)
-    return {row: value + retained for row, value in values.items()}
+def with_retained(rng: random.Random, offer: Offer) -> Drawn:
+    """An app that bids its speed, part of which it has from GPUs beyond the auction."""
+    values, retained = speeds(rng, offer).values, rng.uniform(0.2, 2.0)
+    values = {row: value + retained for row, value in values.items()}
+    return Drawn(values, values)
 
 
 def lies(truth: Values, rng: random.Random) -> Iterator[Values]:
@@ -71,29 +83,47 @@ def lies(truth: Values, rng: random.Random) -> Iterator[Values]:
     yield {**truth, NOTHING: truth[NOTHING] * rng.choice((0.0, 0.5, 2.0))}
 
 
-def auction_gain(draw: Callable[[random.Random, Offer], Values], payment: Payment, seed: int) -> float:
-    """The most that one lie gains in one auction, relative to the app's largest value."""
+class Outcome(NamedTuple):
+    """One auction: the most that a lie gains, and whether an app would rather have what another one gets."""
+
+    gain: float
+    envy: bool
+
+
+def auction_outcome(draw: Callable[[random.Random, Offer], Drawn], payment: Payment, seed: int) -> Outcome:
+    """The most speed, averaged over the lease, that one lie gains in one auction, relative to the app's largest."""
     rng = random.Random(seed)  # noqa: S311
     offer = random_offer(rng)
-    truths = [draw(rng, offer) for _ in range(rng.randint(2, 5))]
+    apps = {f"a{at}": draw(rng, offer) for at in range(rng.randint(2, 5))}
 
-    def utility(said: Values) -> float:
-        bids = [Bid(f"a{at}", values) for at, values in enumerate([said, *truths[1:]])]
-        award = hold_auction(bids, offer, seed=seed, payment=payment).awards.get("a0")
-        without = truths[0][NOTHING]
+    def awards(said: Values) -> Mapping[str, Award]:
+        bids = [Bid(app, one.values) for app, one in apps.items() if app != "a0"]
+        return hold_auction([Bid("a0", said), *bids], offer, seed=seed, payment=payment).awards
+
+    def utility(app: str, award: Award | None) -> float:
+        speed = apps[app].speeds
         if award is None:
-            return without
-        return award.lease_fraction * truths[0][award.bundle] + (1.0 - award.lease_fraction) * without
+            return speed[NOTHING]
+        part = award.lease_fraction
+        return part * speed.get(award.bundle, speed[NOTHING]) + (1.0 - part) * speed[NOTHING]
 
-    honest = utility(truths[0])
-    return max(utility(said) - honest for said in lies(truths[0], rng)) / max(*truths[0].values(), MOST_GAIN)
+    honest = awards(apps["a0"].values)
+    has = {app: utility(app, honest.get(app)) for app in apps}
+    envy = any(utility(app, other) > has[app] * (1.0 + MOST_GAIN) for app in apps for other in honest.values())
+    gain = max(utility("a0", awards(said).get("a0")) for said in lies(apps["a0"].values, rng)) - has["a0"]
+    return Outcome(gain / max(*apps["a0"].speeds.values(), MOST_GAIN), envy)
 
 
 LEASE = 600.0
 
 
+def bid_of(agents: Mapping[str, Agent], app: str, offer: Offer) -> Bid:
+    """The bid of an app's agent."""
+    return agents[app].bid(offer)
+
+
 def finish(offer: Offer, factor: float, seed: int) -> tuple[float, float]:
-    """The seconds until the end of an app that multiplies its slowdown over several nodes, and of the others, on average.
+    """The seconds until the end of an app that multiplies its slowdown over several nodes, and the mean of the others.
 
     Eight apps alike, of one job of eight GPUs; all leases end at once. Left-overs and the filter are at work.
     """
@@ -115,7 +145,7 @@ def finish(offer: Offer, factor: float, seed: int) -> tuple[float, float]:
             for app, seconds in left.items()
         }
         candidates = [Candidate(app, agent.present_rho(offer)) for app, agent in agents.items()]
-        found = Arbiter().hold_round(candidates, offer, lambda app, of: agents[app].bid(of), seed=rng.randrange(2**31))
+        found = Arbiter().hold_round(candidates, offer, partial(bid_of, agents), seed=rng.randrange(2**31))
         held = {app: one.counts for app, one in found.allocations.items()}
         for app, one in found.allocations.items():
             speed = one.bundle.gpus / true(offer.level("g", one.bundle.parts))
@@ -127,12 +157,12 @@ def finish(offer: Offer, factor: float, seed: int) -> tuple[float, float]:
     return ends.pop("a0"), statistics.fmean(ends.values())
 
 
-AUCTIONS: Mapping[str, tuple[Callable[[random.Random, Offer], Values], Payment, bool]] = {
+AUCTIONS: Mapping[str, tuple[Callable[[random.Random, Offer], Drawn], Payment, bool]] = {
     "lease time, speeds": (speeds, Payment.LEASE_TIME, True),
-    "lease time, 1/rho": (finish_times, Payment.LEASE_TIME, True),
+    "lease time, 1/rho": (inverse_rho, Payment.LEASE_TIME, False),
     "lease time, speeds, GPUs retained": (with_retained, Payment.LEASE_TIME, False),
     "GPUs, speeds": (speeds, Payment.GPUS, False),
-    "GPUs, 1/rho": (finish_times, Payment.GPUS, False),
+    "GPUs, 1/rho": (inverse_rho, Payment.GPUS, False),
 }
 """How values are drawn, what apps pay with, and whether truth is proven to pay."""
 
@@ -141,12 +171,20 @@ FACTORS = (1.1, 1.34, 1.7, 2.0)
 
 
 def report_auctions(name: str, instances: int) -> dict[str, Any]:
-    """Print and return one line: the part of the liars that gain, their mean gain, and the largest."""
+    """Print and return one line: the part of the liars that gain, their mean gain, the largest; and where apps envy."""
     draw, payment, _ = AUCTIONS[name]
-    gains = [auction_gain(draw, payment, seed) for seed in range(instances)]
-    gainers = [gain for gain in gains if gain > MOST_GAIN]
-    facts = {"gain": len(gainers) / instances, "mean": statistics.fmean(gainers or [0.0]), "most": max(gains)}
-    print(f"| {name} | {facts['gain']:.1%} | {facts['mean']:.3f} | {facts['most']:.2g} |", flush=True)
+    outcomes = [auction_outcome(draw, payment, seed) for seed in range(instances)]
+    gainers = [one.gain for one in outcomes if one.gain > MOST_GAIN]
+    facts = {
+        "gain": len(gainers) / instances,
+        "mean": statistics.fmean(gainers or [0.0]),
+        "most": max(one.gain for one in outcomes),
+        "envy": sum(one.envy for one in outcomes) / instances,
+    }
+    print(
+        f"| {name} | {facts['gain']:.1%} | {facts['mean']:.3f} | {facts['most']:.2g} | {facts['envy']:.1%} |",
+        flush=True,
+    )
     return facts
 
 
@@ -174,7 +212,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=[*AUCTIONS, ROUNDS], default=[*AUCTIONS, ROUNDS], help="tables")
     options = parser.parse_args(given)
     found: dict[str, Any] = {}
-    print("| payment, values | liars that gain | mean gain of these | largest gain |\n|---|---|---|---|")
+    print("| payment, values | liars that gain | mean gain of these | largest gain | envy |\n|---|---|---|---|---|")
     for name in options.only:
         if name != ROUNDS:
             found[name] = report_auctions(name, options.instances)

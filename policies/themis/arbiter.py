@@ -123,8 +123,8 @@ class Arbiter:
         Args:
             candidates: the apps that could use GPUs.
             offer: the GPUs on offer.
-            ask: the bid of an app for an offer. Apps that do not take part in the auction are asked only if it leaves
-                GPUs.
+            ask: the bid of an app for an offer. Apps that take no part in the auction are asked only if they are drawn
+                for GPUs that it leaves.
             seed: the seed of all draws. Equal arguments give equal outcomes.
         """
         bidders = [one.app for one in self.bidders(candidates, offer, seed=seed)]
@@ -134,14 +134,8 @@ class Arbiter:
         free = _left(offer, [award.counts for award in awards.values()])
         got = {}
         if free:
-            others = sorted({one.app for one in candidates} - {*bidders})
-            got = give_leftovers(
-                offer,
-                free,
-                [ask(app, offer) for app in others],
-                [_has(bid, awards.get(bid.app)) for bid in bids],
-                seed=seed,
-            )
+            others = [one.app for one in candidates if one.app not in bidders]
+            got = give_leftovers(offer, free, [_has(bid, awards.get(bid.app)) for bid in bids], others, ask, seed=seed)
         allocations = {
             app: Allocation(award.bundle, award.counts, award.lease_fraction, award) for app, award in awards.items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.themis.bids import Bid
@@ -18,7 +18,7 @@ class _Asker:
     """An app that may get more GPUs.
 
     Attributes:
-        bid: its bid for the GPUs that are left, or for those of the auction.
+        bid: its bid for the GPUs of the auction.
         bundle: what it has so far.
         counts: the same by node.
     """
@@ -31,8 +31,9 @@ class _Asker:
 def give_leftovers(
     offer: Offer,
     free: Mapping[str, int],
-    without_bid: Sequence[Bid],
     bidders: Sequence[tuple[Bid, Bundle, Counts]],
+    others: Sequence[str],
+    ask: Callable[[str, Offer], Bid],
     *,
     seed: int,
 ) -> dict[str, tuple[Bundle, Counts]]:
@@ -41,8 +42,9 @@ def give_leftovers(
     Args:
         offer: the offer of the auction.
         free: the GPUs of it that are left, by node.
-        without_bid: what the apps would have bid that took no part in the auction. They come first.
-        bidders: the bids of the others, and what they have got, as a bundle and by node.
+        bidders: the bids of the auction, and what their apps have got, as a bundle and by node.
+        others: the apps that took no part in the auction. They come first.
+        ask: what an app would have bid. Only apps that are drawn are asked.
         seed: the seed of the draws.
 
     Returns:
@@ -50,17 +52,18 @@ def give_leftovers(
     """
     rng = random.Random(seed)  # noqa: S311  fairness, not secrecy
     left = _Left(offer, free)
-    first = [_Asker(bid, NOTHING, {}) for bid in without_bid]
-    then = [_Asker(bid, bundle, dict(counts)) for bid, bundle, counts in bidders]
+    askers = {bid.app: _Asker(bid, bundle, dict(counts)) for bid, bundle, counts in bidders}
     got: dict[str, tuple[Bundle, Counts]] = {}
-    for group in (first, then):
-        asking = sorted(group, key=lambda one: one.bid.app)
-        while asking and left.gpus:
-            index = rng.randrange(len(asking))
-            if left.extend(asking[index]):
-                got[asking[index].bid.app] = (asking[index].bundle, asking[index].counts)
+    for group in (sorted(others), sorted(askers)):
+        while group and left.gpus:
+            index = rng.randrange(len(group))
+            app = group[index]
+            if app not in askers:
+                askers[app] = _Asker(ask(app, offer), NOTHING, {})
+            if left.extend(askers[app]):
+                got[app] = (askers[app].bundle, askers[app].counts)
             else:
-                del asking[index]
+                del group[index]
     return got
 
 

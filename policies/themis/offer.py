@@ -62,7 +62,7 @@ class Bundle(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
+        """The number of GPUs of all parts."""
         return sum(self.parts)
 
 

@@ -103,33 +103,51 @@ def test_renamed_and_permuted_bids_change_names_only():
         assert outcomes[0] == outcomes[1]
 
 
+def leftovers(offer, free, others=(), bidders=(), *, seed=1):
+    """What apps have after left-overs were given away."""
+    bids = {bid.app: bid for bid in others}
+    return give_leftovers(offer, free, bidders, [*bids], lambda app, _: bids[app], seed=seed)
+
+
 def test_leftovers_go_to_those_who_did_not_bid_first():
     """They get what they can use; a winner grows on what is left, on its own node where that has free GPUs."""
     offer = offer_of(4, 2)
     values = {row: float(row.gpus) for row in offer.bundles(4)} | {NOTHING: 0.0}
     winner, small = Bid("winner", values), Bid("small", {NOTHING: 0.0, bundle(1): 1.0})
-    got = give_leftovers(offer, {"n0": 2, "n1": 2}, [small], [(winner, bundle(2), {"n0": 2})], seed=1)
+    got = leftovers(offer, {"n0": 2, "n1": 2}, [small], [(winner, bundle(2), {"n0": 2})])
     assert got["small"][0] == bundle(1)
     assert got["winner"][0].gpus == 4
     assert used(counts for _, counts in got.values()).total() == 5
-    alone = give_leftovers(offer, {"n1": 1}, [], [(winner, bundle(2), {"n0": 2})], seed=1)
+    alone = leftovers(offer, {"n1": 1}, bidders=[(winner, bundle(2), {"n0": 2})])
     assert alone == {"winner": (bundle(2, 1), {"n0": 2, "n1": 1})}
+
+
+def test_apps_are_asked_only_if_they_are_drawn():
+    """One GPU is left for ten apps: one of them is asked."""
+    asked = []
+
+    def ask(app, _):
+        asked.append(app)
+        return Bid(app, {NOTHING: 0.0, bundle(1): 1.0})
+
+    got = give_leftovers(offer_of(1), {"n0": 1}, [], [f"a{at}" for at in range(10)], ask, seed=1)
+    assert [*got] == asked
+    assert len(asked) == 1
 
 
 def test_gangs_of_leftovers_are_whole():
     """A gang of three gets three GPUs of a node or none."""
     offer = offer_of(4, 4)
     gang = Bid("gang", {NOTHING: 0.0, bundle(3): 1.0})
-    assert give_leftovers(offer, {"n0": 2, "n1": 2}, [gang], [], seed=1) == {}
-    assert give_leftovers(offer, {"n0": 3, "n1": 4}, [gang], [], seed=1) == {"gang": (bundle(3), {"n0": 3})}
+    assert leftovers(offer, {"n0": 2, "n1": 2}, [gang]) == {}
+    assert leftovers(offer, {"n0": 3, "n1": 4}, [gang]) == {"gang": (bundle(3), {"n0": 3})}
 
 
 def test_random_leftovers_are_drawn_by_the_seed():
     """One GPU, two apps: equal seeds draw the same one, and each is drawn by some seed."""
-    offer = offer_of(1)
     bids = [Bid(app, {NOTHING: 0.0, bundle(1): 1.0}) for app in "ab"]
-    drawn = [min(give_leftovers(offer, {"n0": 1}, bids, [], seed=seed)) for seed in range(20)]
-    assert drawn == [min(give_leftovers(offer, {"n0": 1}, bids[::-1], [], seed=seed)) for seed in range(20)]
+    drawn = [min(leftovers(offer_of(1), {"n0": 1}, bids, seed=seed)) for seed in range(20)]
+    assert drawn == [min(leftovers(offer_of(1), {"n0": 1}, bids[::-1], seed=seed)) for seed in range(20)]
     assert {*drawn} == {"a", "b"}
 
 
