@@ -80,7 +80,7 @@ class _FreeBlocks:
             for block in self._by_size[larger] if larger >= size else ():
                 if not left.keys() & set(block.nodes):
                     continue
-                for index, piece in enumerate(block.halves(size)):
+                for index, piece in enumerate(block.pieces(size)):
                     if sum(left.get(node, 0) for node in piece.nodes) >= part:
                         self._by_size[larger].remove(block)
                         return self._split(block, size, index)
@@ -92,7 +92,7 @@ class _FreeBlocks:
         return self._split(self._by_size[larger].pop(), size, 0)
 
     def _split(self, block: Block, size: int, index: int) -> Block:
-        pieces = block.halves(size)
+        pieces = block.pieces(size)
         piece = pieces.pop(index)
         self._by_size[size].extend(pieces)
         return piece

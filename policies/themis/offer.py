@@ -83,11 +83,10 @@ class Block(NamedTuple):
     size: int
     nodes: tuple[str, ...]
 
-    def halves(self, size: int) -> list[Block]:
+    def pieces(self, size: int) -> list[Block]:
         """The block, cut into blocks of a smaller size of the chain."""
-        pieces = self.size // size
-        each = max(len(self.nodes) // pieces, 1)
-        on_one = max(pieces // len(self.nodes), 1)
+        count = self.size // size
+        each, on_one = max(len(self.nodes) // count, 1), max(count // len(self.nodes), 1)
         starts = range(0, len(self.nodes), each)
         return [self._replace(size=size, nodes=self.nodes[at : at + each]) for at in starts for _ in range(on_one)]
 
@@ -97,7 +96,7 @@ class Offer:
     """The GPUs of one auction.
 
     Attributes:
-        nodes: nodes with GPUs on offer; nodes without are left out.
+        nodes: the nodes, each once; those without GPUs on offer count for nothing.
         slot_gpus: GPUs of a node that are closer to each other than to the others; 1 where that is not known.
     """
 

@@ -81,13 +81,15 @@ class _Units:
 def find_winners(bids: Sequence[Bid], offer: Offer, *, most_partial: int = MOST_PARTIAL_CHOICES) -> Winners:
     """The winners of one auction, and the fraction that each retains after its hidden payment.
 
-    Bundles that the offer cannot hold, or that are not of its range, are ignored.
+    Bundles that the offer cannot hold are ignored.
 
     Args:
         bids: the bids; their order decides between outcomes that are equal in all else.
         offer: the GPUs on offer.
         most_partial: the most partial choices of the program at a time.
     """
+    if not bids:
+        return Winners((), exact=True, gap=0.0)
     capacity = np.array(offer.capacity, dtype=np.int64)
     usages = [_usages(bid, offer) for bid in bids]
     served = _Served.of(bids, usages, capacity, most_partial)
@@ -106,7 +108,7 @@ def find_winners(bids: Sequence[Bid], offer: Offer, *, most_partial: int = MOST_
     tables = [_table(rows) for rows in menus]
     solution = solve(tables, np.append(capacity, unserved), most_partial=most_partial)
     if not solution.rows:
-        return Winners(tuple(Win(NOTHING, 1.0, exact=False) for _ in bids), not bids, 0.0 if not bids else math.inf)
+        return Winners(tuple(Win(NOTHING, 1.0, exact=False) for _ in bids), exact=False, gap=math.inf)
     wins = [
         _win(index, menus[index][row].bundle, solution, tables, units, displaces=served.without[index] == served.most)
         for index, row in enumerate(solution.rows)
