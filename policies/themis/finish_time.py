@@ -1,0 +1,296 @@
+"""Finish-time fairness of one app: rho, the app's time in the shared cluster over that in a cluster of its own.
+
+The app's work is a row of phases, each with jobs (training runs) that all have to end before the next phase begins. An
+app with a single job has one phase (Themis, NSDI 2020, Eq. 1); successive halving has one for each halving (Eq. 2); an
+app that is stopped by performance curves has one, whose jobs run to the end that the most optimistic curve forecasts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.themis.offer import Level
+
+Ints = NDArray[np.int64]
+
+Slowdown = Callable[[Level], float]
+"""By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S)."""
+
+_ASSUMED_SLOWDOWNS = {Level.SLOT: 1.0, Level.NODE: 1.0, Level.RACK: 1.1, Level.CLUSTER: 1.3}
+
+
+def assumed_slowdown(level: Level) -> float:
+    """The slowdown of a job that has not been measured at this level (section 4.3.1, footnote 3)."""
+    return _ASSUMED_SLOWDOWNS[level]
+
+
+class AppJob(NamedTuple):
+    """One job of an app.
+
+    Attributes:
+        iterations_left: iterations until the job's end, or until that of its phase.
+        seconds_per_iteration: seconds of an iteration on one GPU of speed 1.
+        most_gpus: the GPUs that the job can use at most.
+        least_gpus: the fewest GPUs on which the job runs.
+        slowdown: the job's slowdown by the distance of its GPUs.
+    """
+
+    iterations_left: float
+    seconds_per_iteration: float
+    most_gpus: int = 1
+    least_gpus: int = 1
+    slowdown: Slowdown = assumed_slowdown
+
+    @property
+    def work(self) -> float:
+        """The work left: seconds on one GPU of speed 1."""
+        return self.iterations_left * self.seconds_per_iteration
+
+
+Phase = tuple[AppJob, ...]
+"""The jobs of one phase."""
+
+
+def halving_phases(jobs: Sequence[AppJob], later_iterations: Iterable[float]) -> tuple[Phase, ...]:
+    """The phases of successive halving: which jobs survive is not known, so the median job stands for each (4.3.2).
+
+    Args:
+        jobs: the jobs of the present phase, with their iterations until its end.
+        later_iterations: for each later phase, the iterations of each of its jobs.
+    """
+    phases: list[Phase] = [tuple(jobs)]
+    median = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
+    for iterations in later_iterations:
+        survivor = median._replace(iterations_left=iterations)
+        phases.append((survivor,) * max(len(phases[-1]) // 2, 1))
+    return tuple(phases)
+
+
+def curve_phase(jobs: Sequence[AppJob], forecasts: Sequence[Sequence[float]]) -> Phase:
+    """The one phase of an app whose jobs are stopped by performance curves.
+
+    Args:
+        jobs: the jobs that run.
+        forecasts: for each job, the iterations left that each of its possible curves forecasts. The most optimistic
+            curve is that of the latest end (4.3.2). A job without forecasts has its own ``iterations_left``.
+    """
+    return tuple(
+        job._replace(iterations_left=max(ends, default=job.iterations_left))
+        for job, ends in zip(jobs, forecasts, strict=True)
+    )
+
+
+class GangPlaces(NamedTuple):
+    """The GPUs that an app divides among its jobs, and how far they are from each other.
+
+    Attributes:
+        parts: GPUs that lie together, descending.
+        level: the distance of so many GPUs of one part.
+        across: the distance of GPUs of several parts.
+        speed: the GPUs' speed.
+    """
+
+    parts: tuple[int, ...]
+    level: Callable[[int], Level]
+    across: Level
+    speed: float = 1.0
+
+
+def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
+    """The seconds until the last job of a phase ends; infinity where no GPUs are enough for a gang.
+
+    Where the GPUs are enough, all jobs run at once, on equally many GPUs as far as they can use them; GPUs that are
+    left over go to the longest jobs. Otherwise the jobs run one after the other, the longest first, on as many gangs of
+    the least size as fit.
+    """
+    gpus = sum(places.parts)
+    works = np.array([job.work for job in jobs])
+    if not works.any():
+        return 0.0
+    least = np.array([job.least_gpus for job in jobs])
+    if least.sum() > gpus:
+        return _serial_seconds(jobs, places)
+    local = tuple(places.level(count) for count in range(1, places.parts[0] + 1))
+    most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
+    kinds = tuple((job.least_gpus, int(limit), job.slowdown) for job, limit in zip(jobs, most, strict=True))
+    rates = _rate_table(kinds, gpus, local, places.across)
+    counts = _even_counts(works, least, most, gpus)
+    return _placed_seconds(jobs, works, counts.tolist(), rates, places)
+
+
+def _even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
+    """GPUs for each job: as even as the jobs' limits allow, and what is left over one by one to the longest jobs."""
+    low, high = 1, int(min(most.max(), gpus))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.clip(middle, least, most).sum() <= gpus else (low, middle - 1)
+    counts = np.clip(low, least, most)
+    longer = [job for job in np.argsort(-works, kind="stable") if counts[job] == low < most[job]]
+    counts[longer[: gpus - int(counts.sum())]] += 1
+    return np.asarray(counts)
+
+
+@cache
+def _rate_table(
+    kinds: tuple[tuple[int, int, Slowdown], ...], gpus: int, local: tuple[Level, ...], across: Level
+) -> NDArray[np.float64]:
+    """For each job and number of GPUs (from 1), the best rate with so many GPUs or fewer, over that on one; 0 for none.
+
+    Args:
+        kinds: for each job, its least and most GPUs, and its slowdown.
+        gpus: all GPUs.
+        local: the distance of the GPUs of a gang on one part, by their number.
+        across: the distance of the GPUs of a larger gang.
+    """
+    width = max(min(max(most for _, most, _ in kinds), gpus), 1)
+    table = np.zeros((len(kinds), width))
+    for row, (least, most, slowdown) in enumerate(kinds):
+        for count in range(least, min(most, gpus) + 1):
+            table[row, count - 1] = count / slowdown(local[count - 1] if count <= len(local) else across)
+    return np.maximum.accumulate(table, axis=1)
+
+
+def _placed_seconds(
+    jobs: Phase, works: NDArray[np.float64], counts: list[int], rates: NDArray[np.float64], places: GangPlaces
+) -> float:
+    """The seconds of the longest job, once the gangs are placed: the largest first, each on the smallest part."""
+    free, longest = list(places.parts), 0.0
+    for index in sorted(range(len(jobs)), key=counts.__getitem__, reverse=True):
+        count = counts[index]
+        fitting = [part for part in free if part >= count]
+        if fitting:
+            free.remove(best := min(fitting))
+            free.append(best - count)
+            rate = rates[index, count - 1]
+        else:
+            needed = count
+            while needed:
+                free.remove(best := max(free))
+                free.append(best - min(best, needed))
+                needed -= min(best, needed)
+            rate = count / jobs[index].slowdown(places.across)
+        longest = max(longest, float(works[index] / rate))
+    return longest / places.speed
+
+
+def _serial_seconds(jobs: Phase, places: GangPlaces) -> float:
+    size = max(job.least_gpus for job in jobs)
+    gangs, level = sum(part // size for part in places.parts), places.level(size)
+    if not gangs:
+        gangs, level = sum(places.parts) // size, places.across
+    if not gangs:
+        return math.inf
+    ends = [0.0] * gangs
+    for seconds in sorted((job.work * job.slowdown(level) / size for job in jobs), reverse=True):
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return max(ends) / places.speed
+
+
+@dataclass(frozen=True)
+class AppWork:
+    """What an app has done, and has to do.
+
+    Attributes:
+        phases: the phases that are left, the present one first.
+        elapsed: seconds since the app's submission, waiting included.
+        budget: the work of the app's whole life: seconds on one GPU of speed 1 (B; ``iter_total * iter_serial_time``
+            of a single job).
+        apps: the number of apps that shared the cluster, averaged over the app's life so far (N_avg), at least 1.
+        most_gpus: the GPUs that the app could use at most in its life; None for those of the phases that are left.
+    """
+
+    phases: tuple[Phase, ...]
+    elapsed: float
+    budget: float
+    apps: float
+    most_gpus: int | None = None
+
+    @property
+    def demand(self) -> int:
+        """The GPUs that the phases that are left can use at most."""
+        return max((sum(job.most_gpus for job in phase) for phase in self.phases), default=0)
+
+    def shared_seconds(self, places: GangPlaces) -> float:
+        """T_sh: from the submission to the end, if the app has these GPUs until its end."""
+        if not places.parts:
+            return math.inf if any(job.work for phase in self.phases for job in phase) else self.elapsed
+        return self.elapsed + math.fsum(phase_seconds(phase, places) for phase in self.phases)
+
+    def independent_seconds(self, cluster: Mapping[str, int], speeds: Mapping[str, float]) -> float:
+        """T_id: the time in a cluster of its own with 1/N of the GPUs, with linear speed-up and without slowdown.
+
+        Args:
+            cluster: the GPUs of the whole cluster by type.
+            speeds: the speed of a GPU by type; 1 where a type is not named.
+        """
+        most = self.demand if self.most_gpus is None else self.most_gpus
+        rate, left = 0.0, most
+        for gpu_type in sorted(cluster, key=lambda one: -speeds.get(one, 1.0)):
+            used = min(cluster[gpu_type], left)
+            rate, left = rate + used * speeds.get(gpu_type, 1.0), left - used
+        return self.budget / rate * self.apps if rate else math.inf
+
+
+class MeasuredRange(NamedTuple):
+    """The range in which a measured quantity can lie.
+
+    Attributes:
+        low: the lowest credible value.
+        high: the highest.
+    """
+
+    low: float
+    high: float
+
+    @staticmethod
+    def of(samples: Sequence[float], deviations: float = 2.0) -> MeasuredRange:
+        """The range of a mean, so many standard errors to both sides; of at least one sample."""
+        mean = statistics.fmean(samples)
+        error = statistics.stdev(samples) / math.sqrt(len(samples)) * deviations if len(samples) > 1 else 0.0
+        return MeasuredRange(mean - error, mean + error)
+
+    def clamp(self, declared: float) -> float:
+        """What a user declares, limited to the range; the middle of it where no number is declared."""
+        if math.isnan(declared):
+            return (self.low + self.high) / 2
+        return min(max(declared, self.low), self.high)
+
+
+def clamped_slowdown(declared: Mapping[Level, float], measured: Mapping[Level, MeasuredRange]) -> ClampedSlowdown:
+    """The slowdown that a user declares, limited to what was measured, at least 1, and never less at a larger distance.
+
+    Args:
+        declared: the declared factor by level; the assumed one where a level is missing.
+        measured: the measured range by level; levels that were not measured yet are missing.
+    """
+    factors, least = [], 1.0
+    for level in Level:
+        factor = declared.get(level, assumed_slowdown(level))
+        factor = measured[level].clamp(factor) if level in measured else factor
+        least = max(factor if math.isfinite(factor) else assumed_slowdown(level), least)
+        factors.append(least)
+    return ClampedSlowdown(tuple(factors))
+
+
+@dataclass(frozen=True)
+class ClampedSlowdown:
+    """A slowdown as a table; equal tables are equal functions.
+
+    Attributes:
+        factors: the factor of each level.
+    """
+
+    factors: tuple[float, ...] = field(default=tuple(_ASSUMED_SLOWDOWNS.values()))
+
+    def __call__(self, level: Level) -> float:
+        """The factor at a level."""
+        return self.factors[level]
