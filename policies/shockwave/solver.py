@@ -1,0 +1,116 @@
+"""The schedule of a window: counts of rounds, laid out (Shockwave, NSDI 2023, section 6.1, Appendices G and H).
+
+Always a schedule, and a bound that no schedule exceeds. Work is limited by counts, never by seconds: equal arguments
+give equal schedules on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.shockwave.layout import Layout
+from policies.shockwave.market import Bools, Floats, Ints, Market
+from policies.shockwave.round_counts import RoundCounts, round_counts
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Which jobs run in which rounds.
+
+    Attributes:
+        keys: the jobs' keys.
+        modes: by job, the index of the mode in which it runs.
+        runs: jobs x rounds, whether the job runs.
+        objective: the market's objective of this schedule.
+        bound: an objective that no schedule exceeds.
+        prices: for each resource, the price of its whole supply in the window, where all budgets together are 1.
+        load_share: the part of the makespan's weight that the load has, 0 to 1.
+    """
+
+    keys: tuple[str, ...]
+    modes: tuple[int, ...]
+    runs: Bools
+    objective: float
+    bound: float
+    prices: Floats
+    load_share: float
+
+    @property
+    def gap(self) -> float:
+        """How far the objective is below the bound, relative to the objective."""
+        difference = max(self.bound - self.objective, 0.0)
+        return difference / max(abs(self.objective), np.finfo(float).tiny) if difference else 0.0
+
+
+def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Schedule:
+    """The best schedule found.
+
+    Args:
+        market: the window.
+        last: the schedule of an earlier window; jobs that it lacks or that are gone do not matter.
+        elapsed: rounds between the begins of both windows.
+
+    Returns:
+        A schedule that leaves nothing free that a job could use. It is ``last``, continued and completed, unless the
+        new one is better.
+    """
+    pinned = Layout(market)
+    pinned.pin()
+    supply = np.maximum(pinned.free, 0.0).sum(axis=0)
+    start = None if last is None else np.append(last.prices, last.load_share)
+    counts = round_counts(market, supply, pinned.progress(), start)
+    found = [] if last is None else [_continued(market, last, elapsed)]
+    for order in _orders(market, counts):
+        layout = Layout(market)
+        layout.pin()
+        layout.lay_out(counts.rows, counts.rounds, order)
+        found.append(layout)
+    for layout in found:
+        layout.fill(counts.prices, counts.load_share)
+    values = [market.objective(layout.progress()) for layout in found]
+    best = int(np.argmax(values))
+    return Schedule(
+        market.keys,
+        tuple(market.mode[found[best].rows].tolist()),
+        found[best].runs,
+        values[best],
+        counts.bound,
+        counts.prices,
+        counts.load_share,
+    )
+
+
+def _orders(market: Market, counts: RoundCounts) -> tuple[Ints, Ints]:
+    """Two orders in which jobs get their rounds: by what they need in a round, and by what their last round is worth.
+
+    In the first one narrow jobs fit around wide ones; in the second one what does not fit is worth little. Before all
+    others are the jobs of which one round fewer would raise the longest remaining run time.
+    """
+    rows, jobs = counts.rows, np.arange(len(market.keys))
+    needs = (market.needs / np.maximum(market.capacity, np.finfo(float).tiny)).max(axis=1, initial=0.0)[rows]
+    starts = np.where(market.running[rows], 0.0, market.restart_seconds[rows])
+    rounds = counts.rounds[:, None] - [[1, 0]]
+    progress = market.progress(rows, np.maximum(rounds * market.window.round_seconds - starts[:, None], 0.0))
+    welfare = market.welfare(jobs, progress)
+    worth = (welfare[:, 1] - welfare[:, 0]) / np.maximum(needs, np.finfo(float).tiny)
+    not_urgent = market.remaining(jobs, progress)[:, 0] <= (counts.longest if counts.load_share < 1 else np.inf)
+    waits = ~market.running[rows]
+    return np.lexsort((-counts.rounds, waits, -needs, not_urgent)), np.lexsort((waits, -worth, not_urgent))
+
+
+def _continued(market: Market, last: Schedule, elapsed: int) -> Layout:
+    """What is left of an earlier schedule."""
+    layout = Layout(market)
+    layout.pin()
+    row_of = {
+        (job, mode): row for row, (job, mode) in enumerate(zip(market.job.tolist(), market.mode.tolist(), strict=True))
+    }
+    number = {key: job for job, key in enumerate(market.keys)}
+    for key, mode, runs in zip(last.keys, last.modes, last.runs, strict=True):
+        job = number.get(key)
+        row = None if job is None else row_of.get((job, mode))
+        if job is not None and row is not None and not market.pinned[job]:
+            layout.repeat(job, row, np.flatnonzero(runs[max(elapsed, 0) :][: market.window.rounds]))
+    return layout
