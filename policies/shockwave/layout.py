@@ -71,8 +71,10 @@ class Layout:
         costs = (market.needs / np.maximum(market.capacity, ROUNDING)) @ prices + ROUNDING * market.row_gpus
         while gave:
             gave = False
-            for number in range(market.window.rounds):
+            for number in np.flatnonzero((self.free > ROUNDING).any(axis=1)).tolist():
                 rows = self._candidates(number)
+                if not len(rows):
+                    continue
                 gains = self._gains(rows, number, load_share)
                 rows, ratios = rows[gains > 0], (gains / costs[rows])[gains > 0]
                 for row in rows[np.argsort(-ratios, kind="stable")].tolist():
@@ -84,6 +86,10 @@ class Layout:
     def progress(self) -> Floats:
         """By job, the progress in the window, in parts of the whole job."""
         return self._market.progress(self.rows, self._seconds(self.rows, self.runs)[:, None])[:, 0]
+
+    def objective(self) -> float:
+        """The market's objective of this schedule."""
+        return self._market.objective(self.progress())
 
     def _add(self, job: int, row: int, rounds: Ints) -> None:
         if len(rounds):

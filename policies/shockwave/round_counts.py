@@ -9,6 +9,7 @@ every schedule. It is minimised by cutting planes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,6 +94,11 @@ class Choices:
         spending = spending.reshape(len(jobs), most * len(counts), len(supply))
         return cls(jobs, spending=np.take_along_axis(spending, order[:, :, None], axis=1), **by_job)
 
+    @property
+    def idle(self) -> Ints:
+        """By job, the choice of no rounds."""
+        return np.asarray(np.argmax((self.rounds == 0) & np.isfinite(self.welfare), axis=1))
+
     def take(self, chosen: Ints) -> Taken:
         """The sums of one choice a job."""
         every = np.arange(len(self.jobs))
@@ -125,6 +131,8 @@ class RoundCounts(NamedTuple):
         load_share: the part of the makespan's weight that the load has, 0 to 1.
         bound: an objective that no schedule exceeds.
         longest: the longest remaining run time that the counts leave, in seconds; infinity where it does not matter.
+        choices: what jobs can choose.
+        scores: jobs x choices of ``choices``, what each choice is worth beyond its price; -infinity where impossible.
     """
 
     rows: Ints
@@ -133,6 +141,8 @@ class RoundCounts(NamedTuple):
     load_share: float
     bound: float
     longest: float
+    choices: Choices
+    scores: Floats
 
 
 def round_counts(market: Market, supply: Floats, pinned_progress: Floats, start: Floats | None = None) -> RoundCounts:
@@ -150,7 +160,9 @@ def round_counts(market: Market, supply: Floats, pinned_progress: Floats, start:
     every, chosen = np.arange(len(dual.choices.jobs)), dual.affordable(best)
     rows[dual.choices.jobs] = dual.choices.rows[every, chosen]
     rounds[dual.choices.jobs] = dual.choices.rounds[every, chosen]
-    return RoundCounts(rows, rounds, best.point[:-1], float(best.point[-1]), best.value, best.longest)
+    longest = best.longest if best.point[-1] < 1.0 else math.inf
+    prices, share = best.point[:-1], float(best.point[-1])
+    return RoundCounts(rows, rounds, prices, share, best.value, longest, dual.choices, dual.scores(best.point))
 
 
 class _Plane(NamedTuple):
@@ -182,7 +194,7 @@ class _Dual:
         """The point where the dual is lowest: the equilibrium."""
         resources = self.choices.spending.shape[2]
         free = self._plane(np.append(np.zeros(resources), 1.0))
-        idle = self.choices.take(np.argmax(self.choices.rounds == 0, axis=1))
+        idle = self.choices.take(self.choices.idle)
         idle_value = (
             idle.welfare + self._pinned_welfare - self._weight * max(idle.work + self._pinned_work, idle.longest)
         )
@@ -211,11 +223,15 @@ class _Dual:
         )
         return found.x[:-1], float(found.x[-1])
 
+    def scores(self, point: Floats) -> Floats:
+        """What each choice is worth beyond its price, at prices and a load share."""
+        choices = self.choices
+        return np.asarray(choices.welfare - self._weight * point[-1] * choices.work - choices.spending @ point[:-1])
+
     def _plane(self, point: Floats) -> _Plane:
         """The dual at a point, recorded among the planes."""
         prices, load = point[:-1], self._weight * point[-1]
-        choices = self.choices
-        scores = choices.welfare - load * choices.work - choices.spending @ prices
+        choices, scores = self.choices, self.scores(point)
         chosen, longest, lost = self._shortened(scores, self._weight - load)
         taken = choices.take(chosen)
         value = float(scores.max(axis=1).sum()) - lost + float(prices.sum()) + self._pinned_welfare
@@ -261,8 +277,7 @@ class _Dual:
         """
         choices, every = self.choices, np.arange(len(self.choices.jobs))
         within = [plane for plane in self._planes if (plane.taken.spending <= 1.0 + PRECISION).all()]
-        idle = np.argmax(choices.rounds == 0, axis=1)
-        chosen = min(within, key=lambda plane: plane.value).taken.chosen.copy() if within else idle
+        chosen = min(within, key=lambda plane: plane.value).taken.chosen.copy() if within else choices.idle
         load = self._weight * best.point[-1]
         values = choices.welfare - load * choices.work
         if self._weight > load:

@@ -12,7 +12,13 @@ import numpy as np
 
 from policies.shockwave.layout import Layout
 from policies.shockwave.market import Bools, Floats, Ints, Market
-from policies.shockwave.round_counts import RoundCounts, round_counts
+from policies.shockwave.round_counts import PRECISION, RoundCounts, round_counts
+
+CLOSE = 1e-3
+"""A schedule whose gap is at most this is not improved further."""
+
+MOST_TRIALS, MOST_PLACEMENTS = 100, 20_000
+"""Layouts that are tried for an improvement, and jobs that are placed in them, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +75,14 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
         found.append(layout)
     for layout in found:
         layout.fill(counts.prices, counts.load_share)
-    values = [market.objective(layout.progress()) for layout in found]
-    best = int(np.argmax(values))
+    best = max(found, key=Layout.objective)
+    if counts.bound - best.objective() > CLOSE * abs(best.objective()):
+        best = _improved(market, counts, best)
     return Schedule(
         market.keys,
-        tuple(market.mode[found[best].rows].tolist()),
-        found[best].runs,
-        values[best],
+        tuple(market.mode[best.rows].tolist()),
+        best.runs,
+        best.objective(),
         counts.bound,
         counts.prices,
         counts.load_share,
@@ -95,9 +102,47 @@ def _orders(market: Market, counts: RoundCounts) -> tuple[Ints, Ints]:
     progress = market.progress(rows, np.maximum(rounds * market.window.round_seconds - starts[:, None], 0.0))
     welfare = market.welfare(jobs, progress)
     worth = (welfare[:, 1] - welfare[:, 0]) / np.maximum(needs, np.finfo(float).tiny)
-    not_urgent = market.remaining(jobs, progress)[:, 0] <= (counts.longest if counts.load_share < 1 else np.inf)
+    not_urgent = market.remaining(jobs, progress)[:, 0] <= (counts.longest)
     waits = ~market.running[rows]
     return np.lexsort((-counts.rounds, waits, -needs, not_urgent)), np.lexsort((waits, -worth, not_urgent))
+
+
+def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
+    """A layout that is improved by letting single jobs make another choice, before all others.
+
+    It matters for small windows alone, in which single rounds and gangs that do not fit together count for much.
+    """
+    choices, every = counts.choices, np.arange(len(counts.choices.jobs))
+    trials = min(MOST_TRIALS, MOST_PLACEMENTS // max(len(every), 1))
+    better = True
+    while better and trials > 0:
+        better = False
+        rounds = layout.runs.sum(axis=1)
+        same = (choices.rows == layout.rows[choices.jobs][:, None]) & (choices.rounds == rounds[choices.jobs][:, None])
+        same |= (choices.rounds == 0) & (rounds[choices.jobs] == 0)[:, None]
+        gains = np.where(same, -np.inf, counts.scores) - counts.scores[every, same.argmax(axis=1)][:, None]
+        order = np.argsort(-gains, axis=None, kind="stable")[:trials]
+        objective = layout.objective()
+        for position in order[np.isfinite(gains.ravel()[order])].tolist():
+            trials -= 1
+            trial = _with_choice(market, counts, layout, *divmod(position, gains.shape[1]))
+            if trial.objective() > objective + PRECISION:
+                layout, better = trial, True
+                break
+    return layout
+
+
+def _with_choice(market: Market, counts: RoundCounts, layout: Layout, job: int, choice: int) -> Layout:
+    """A layout in which one job makes another choice, before all others; it is completed."""
+    chooser = int(counts.choices.jobs[job])
+    rows, rounds = layout.rows.copy(), np.where(market.pinned, 0, layout.runs.sum(axis=1))
+    rows[chooser], rounds[chooser] = counts.choices.rows[job, choice], counts.choices.rounds[job, choice]
+    order = _orders(market, counts._replace(rows=rows, rounds=rounds))[0]
+    trial = Layout(market)
+    trial.pin()
+    trial.lay_out(rows, rounds, np.append(chooser, order[order != chooser]))
+    trial.fill(counts.prices, counts.load_share)
+    return trial
 
 
 def _continued(market: Market, last: Schedule, elapsed: int) -> Layout:
