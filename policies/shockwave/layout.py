@@ -35,21 +35,22 @@ class Layout:
             row = int(self.rows[job])
             self._add(job, row, np.arange(self._useful(row, market.window.rounds)))
 
-    def lay_out(self, rows: Ints, rounds: Ints, order: Ints) -> None:
+    def lay_out(self, rows: Ints, rounds: Ints, order: Ints, begins: Ints) -> None:
         """Give jobs their numbers of rounds, in one piece where that is possible.
 
-        A job that runs now begins at once. A job that fits in no single piece is divided. Where it fits in too few
-        rounds, other jobs move rounds to make place for it; it may get fewer rounds all the same.
+        A job that fits in no single piece is divided. Where it fits in too few rounds, other jobs move rounds to make
+        place for it; it may get fewer rounds all the same.
 
         Args:
             rows: by job, the row in which it is to run.
             rounds: by job, the number of rounds.
             order: the jobs in the order in which they get their rounds.
+            begins: by job, the round in which it begins if it can; -1 for any.
         """
         exchanges = MOST_EXCHANGES
         for job in order[rounds[order] > 0].tolist():
             row, wanted = int(rows[job]), int(rounds[job])
-            self._add(job, row, _pieces(self._slack(row), wanted, at_once=bool(self._market.running[row])))
+            self._add(job, row, _pieces(self._slack(row), wanted, int(begins[job])))
             while exchanges and self.runs[job].sum() < wanted and self._exchange(job, row):
                 exchanges -= 1
 
@@ -166,21 +167,21 @@ class Layout:
         return np.asarray((runs & ~np.column_stack([self._market.running[rows], runs[:, :-1]])).sum(axis=1))
 
 
-def _pieces(slack: Floats, wanted: int, *, at_once: bool) -> Ints:
-    """Rounds for a job: from the first one if it runs now, else those in one piece that have the most slack.
+def _pieces(slack: Floats, wanted: int, begin: int) -> Ints:
+    """Rounds for a job: from ``begin`` on if they fit, else those in one piece that have the most slack.
 
     Slack stays even over the rounds in that way, so that the jobs that follow find their rounds.
 
     Args:
         slack: by round, how many jobs with the same needs fit.
         wanted: the number of rounds, from 1 to all.
-        at_once: whether the job runs now.
+        begin: the round to begin with; -1 for any.
 
     Returns:
         Rounds; in several pieces where one would be too short, and fewer than wanted where the job fits into fewer.
     """
-    if at_once and slack[:wanted].min() >= 1:
-        return np.arange(wanted)
+    if 0 <= begin <= len(slack) - wanted and slack[begin : begin + wanted].min() >= 1:
+        return np.arange(begin, begin + wanted)
     windows = np.lib.stride_tricks.sliding_window_view(slack, wanted)
     least = windows.min(axis=1)
     if least.max() >= 1:

@@ -68,16 +68,17 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
     start = None if last is None else np.append(last.prices, last.load_share)
     counts = round_counts(market, supply, pinned.progress(), start)
     found = [] if last is None else [_continued(market, last, elapsed)]
+    begins = _planned_begins(market, last, elapsed)
     for order in _orders(market, counts):
         layout = Layout(market)
         layout.pin()
-        layout.lay_out(counts.rows, counts.rounds, order)
+        layout.lay_out(counts.rows, counts.rounds, order, begins)
         found.append(layout)
     for layout in found:
         layout.fill(counts.prices, counts.load_share)
     best = max(found, key=Layout.objective)
     if counts.bound - best.objective() > CLOSE * abs(best.objective()):
-        best = _improved(market, counts, best)
+        best = _improved(market, counts, best, begins)
     return Schedule(
         market.keys,
         tuple(market.mode[best.rows].tolist()),
@@ -104,10 +105,27 @@ def _orders(market: Market, counts: RoundCounts) -> tuple[Ints, Ints]:
     worth = (welfare[:, 1] - welfare[:, 0]) / np.maximum(needs, np.finfo(float).tiny)
     not_urgent = market.remaining(jobs, progress)[:, 0] <= (counts.longest)
     waits = ~market.running[rows]
-    return np.lexsort((-counts.rounds, waits, -needs, not_urgent)), np.lexsort((waits, -worth, not_urgent))
+    return (
+        np.lexsort((-market.budgets, waits, -needs, not_urgent)),
+        np.lexsort((-market.budgets, waits, -worth, not_urgent)),
+    )
 
 
-def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
+def _planned_begins(market: Market, last: Schedule | None, elapsed: int) -> Ints:
+    """By job, the round in which it is to begin: at once if it runs now, else as planned; -1 where nothing is planned.
+
+    Without that, a schedule that is made anew each round could put off the same job again and again.
+    """
+    begins = np.where(np.bincount(market.job[market.running], minlength=len(market.keys)) > 0, 0, -1)
+    if last is not None and elapsed < last.runs.shape[1]:
+        left = last.runs[:, max(elapsed, 0) :]
+        planned = dict(zip(last.keys, np.where(left.any(axis=1), left.argmax(axis=1), -1).tolist(), strict=True))
+        found = np.array([planned.get(key, -1) for key in market.keys], dtype=np.int64)
+        begins = np.where(begins < 0, found, begins)
+    return np.asarray(begins)
+
+
+def _improved(market: Market, counts: RoundCounts, layout: Layout, begins: Ints) -> Layout:
     """A layout that is improved by letting single jobs make another choice, before all others.
 
     It matters for small windows alone, in which single rounds and gangs that do not fit together count for much.
@@ -118,29 +136,43 @@ def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
     while better and trials > 0:
         better = False
         rounds = layout.runs.sum(axis=1)
-        same = (choices.rows == layout.rows[choices.jobs][:, None]) & (choices.rounds == rounds[choices.jobs][:, None])
+        same = (
+            np.isfinite(counts.scores)
+            & (choices.rows == layout.rows[choices.jobs][:, None])
+            & (choices.rounds == rounds[choices.jobs][:, None])
+        )
+        current = np.where(same.any(axis=1), same.argmax(axis=1), choices.idle)
         same |= (choices.rounds == 0) & (rounds[choices.jobs] == 0)[:, None]
-        gains = np.where(same, -np.inf, counts.scores) - counts.scores[every, same.argmax(axis=1)][:, None]
+        gains = np.where(same, -np.inf, counts.scores) - counts.scores[every, current][:, None]
         order = np.argsort(-gains, axis=None, kind="stable")[:trials]
         objective = layout.objective()
         for position in order[np.isfinite(gains.ravel()[order])].tolist():
             trials -= 1
-            trial = _with_choice(market, counts, layout, *divmod(position, gains.shape[1]))
+            trial = _with_choice(market, counts, layout, begins, position)
             if trial.objective() > objective + PRECISION:
                 layout, better = trial, True
                 break
     return layout
 
 
-def _with_choice(market: Market, counts: RoundCounts, layout: Layout, job: int, choice: int) -> Layout:
-    """A layout in which one job makes another choice, before all others; it is completed."""
+def _with_choice(market: Market, counts: RoundCounts, layout: Layout, begins: Ints, choice: int) -> Layout:
+    """A layout in which one job makes another choice, before all others; it is completed.
+
+    Args:
+        market: the window.
+        counts: what jobs can choose.
+        layout: the layout that is changed.
+        begins: by job, the round in which it is to begin.
+        choice: the number of the choice in the flattened tables of ``counts.choices``.
+    """
+    job, column = divmod(choice, counts.scores.shape[1])
     chooser = int(counts.choices.jobs[job])
     rows, rounds = layout.rows.copy(), np.where(market.pinned, 0, layout.runs.sum(axis=1))
-    rows[chooser], rounds[chooser] = counts.choices.rows[job, choice], counts.choices.rounds[job, choice]
+    rows[chooser], rounds[chooser] = counts.choices.rows[job, column], counts.choices.rounds[job, column]
     order = _orders(market, counts._replace(rows=rows, rounds=rounds))[0]
     trial = Layout(market)
     trial.pin()
-    trial.lay_out(rows, rounds, np.append(chooser, order[order != chooser]))
+    trial.lay_out(rows, rounds, np.append(chooser, order[order != chooser]), begins)
     trial.fill(counts.prices, counts.load_share)
     return trial
 
