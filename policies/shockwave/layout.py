@@ -35,7 +35,7 @@ class Layout:
             row = int(self.rows[job])
             self._add(job, row, np.arange(self._useful(row, market.window.rounds)))
 
-    def lay_out(self, rows: Ints, rounds: Ints, order: Ints, begins: Ints) -> None:
+    def lay_out(self, rows: Ints, rounds: Ints, order: Ints, begins: Ints, early: Bools) -> None:
         """Give jobs their numbers of rounds, in one piece where that is possible.
 
         A job that fits in no single piece is divided. Where it fits in too few rounds, other jobs move rounds to make
@@ -46,11 +46,12 @@ class Layout:
             rounds: by job, the number of rounds.
             order: the jobs in the order in which they get their rounds.
             begins: by job, the round in which it begins if it can; -1 for any.
+            early: by job, whether it then begins as early as it can, rather than where the most is free.
         """
         exchanges = MOST_EXCHANGES
         for job in order[rounds[order] > 0].tolist():
             row, wanted = int(rows[job]), int(rounds[job])
-            self._add(job, row, _pieces(self._slack(row), wanted, int(begins[job])))
+            self._add(job, row, _pieces(self._slack(row), wanted, int(begins[job]), early=bool(early[job])))
             while exchanges and self.runs[job].sum() < wanted and self._exchange(job, row):
                 exchanges -= 1
 
@@ -167,8 +168,8 @@ class Layout:
         return np.asarray((runs & ~np.column_stack([self._market.running[rows], runs[:, :-1]])).sum(axis=1))
 
 
-def _pieces(slack: Floats, wanted: int, begin: int) -> Ints:
-    """Rounds for a job: from ``begin`` on if they fit, else those in one piece that have the most slack.
+def _pieces(slack: Floats, wanted: int, begin: int, *, early: bool) -> Ints:
+    """Rounds for a job: from ``begin`` on if they fit, else in one piece where there is the most slack.
 
     Slack stays even over the rounds in that way, so that the jobs that follow find their rounds.
 
@@ -176,6 +177,7 @@ def _pieces(slack: Floats, wanted: int, begin: int) -> Ints:
         slack: by round, how many jobs with the same needs fit.
         wanted: the number of rounds, from 1 to all.
         begin: the round to begin with; -1 for any.
+        early: whether the job is to begin as early as it can instead.
 
     Returns:
         Rounds; in several pieces where one would be too short, and fewer than wanted where the job fits into fewer.
@@ -185,7 +187,7 @@ def _pieces(slack: Floats, wanted: int, begin: int) -> Ints:
     windows = np.lib.stride_tricks.sliding_window_view(slack, wanted)
     least = windows.min(axis=1)
     if least.max() >= 1:
-        begin = int(np.lexsort((-windows.sum(axis=1), -least))[0])
+        begin = int((least >= 1).argmax() if early else np.lexsort((-windows.sum(axis=1), -least))[0])
         return np.arange(begin, begin + wanted)
     most = np.argsort(-slack, kind="stable")[:wanted]
     return np.sort(most[slack[most] >= 1])
