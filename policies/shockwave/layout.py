@@ -9,8 +9,8 @@ from policies.shockwave.market import Bools, Floats, Ints, Market
 ROUNDING = 1e-9
 """Amounts of resources that are no difference."""
 
-MOST_EXCHANGES = 300
-"""Rounds of other jobs that are moved to make place, at most."""
+MOST_EXCHANGES = 6000
+"""Rounds of other jobs that are moved to make place, times the rounds of the window, at most."""
 
 
 class Layout:
@@ -48,7 +48,7 @@ class Layout:
             begins: by job, the round in which it begins if it can; -1 for any.
             early: by job, whether it then begins as early as it can, rather than where the most is free.
         """
-        exchanges = MOST_EXCHANGES
+        exchanges = MOST_EXCHANGES // self._market.window.rounds
         for job in order[rounds[order] > 0].tolist():
             row, wanted = int(rows[job]), int(rounds[job])
             self._add(job, row, _pieces(self._slack(row), wanted, int(begins[job]), early=bool(early[job])))
@@ -100,30 +100,34 @@ class Layout:
             self.free[rounds] -= self._market.needs[row]
 
     def _exchange(self, job: int, row: int) -> bool:
-        """Give a job one more round by moving a round of another job, with the fewest restarts; False if none can."""
-        market = self._market
-        best: tuple[int, int, int, int] | None = None
+        """Give a job one more round by moving a round of another job, with few restarts; False if none can be moved."""
+        market, least = self._market, 3
+        move: tuple[int, int, int] | None = None
+        fits_anywhere = np.flatnonzero((self.free > ROUNDING).any(axis=1))
+        lengthened = np.pad(self.runs, ((0, 0), (1, 1)))
+        lengthened[:, 0] = market.running[self.rows]
         for number in np.flatnonzero(~self.runs[job]).tolist():
             lacking = market.needs[row] - self.free[number] - ROUNDING
             others = np.flatnonzero(self.runs[:, number] & ~market.pinned)
             others = others[(market.needs[self.rows[others]] >= lacking).all(axis=1)]
-            for other_round in np.flatnonzero(self.free.max(axis=1) > ROUNDING).tolist():
-                fits = (market.needs[self.rows[others]] <= self.free[other_round] + ROUNDING).all(axis=1)
-                movable = others[fits & ~self.runs[others, other_round]]
-                if len(movable):
-                    moved = self.runs[movable].copy()
-                    moved[:, number], moved[:, other_round] = False, True
-                    rows = self.rows[movable]
-                    restarts = self._starts(rows, moved) - self._starts(rows, self.runs[movable])
-                    least = int(restarts.argmin())
-                    found = int(restarts[least]), number, other_round, int(movable[least])
-                    best = found if best is None else min(best, found)
-        if best is None:
+            fits = (market.needs[self.rows[others]][:, None] <= self.free[fits_anywhere] + ROUNDING).all(axis=2)
+            fits &= ~self.runs[others][:, fits_anywhere]
+            neighbours = lengthened[others].astype(int)
+            restarts = neighbours[:, number] + neighbours[:, number + 2]
+            added = neighbours[:, fits_anywhere] + neighbours[:, fits_anywhere + 2]
+            pieces = np.where(fits, restarts[:, None] - added, least)
+            if pieces.size and pieces.min() < least:
+                least = int(pieces.min())
+                other, place = divmod(int(pieces.argmin()), pieces.shape[1])
+                move = number, int(others[other]), int(fits_anywhere[place])
+            if least <= 0:
+                break
+        if move is None:
             return False
-        _, number, other_round, other = best
-        self.runs[other, number] = False
-        self.free[number] += market.needs[self.rows[other]]
-        self._add(other, int(self.rows[other]), np.array([other_round]))
+        number, moved, to = move
+        self.runs[moved, number] = False
+        self.free[number] += market.needs[self.rows[moved]]
+        self._add(moved, int(self.rows[moved]), np.array([to]))
         self._add(job, row, np.array([number]))
         return True
 

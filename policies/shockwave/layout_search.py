@@ -16,8 +16,8 @@ EQUAL = 0.01
 CLOSE = 1e-3
 """A layout whose gap to the bound is at most this, relative to its objective, is not improved further."""
 
-MOST_TRIALS, MOST_PLACEMENTS = 100, 20_000
-"""Layouts that are tried for an improvement, and jobs that are placed in them, at most."""
+MOST_TRIALS, MOST_ROUNDS = 100, 40_000
+"""Layouts that are tried for an improvement, and the rounds of all jobs in them, at most."""
 
 
 class _Order(NamedTuple):
@@ -95,7 +95,7 @@ def _improved(market: Market, counts: RoundCounts, begins: Ints, layout: Layout)
     It matters for small windows alone, in which single rounds and gangs that do not fit together count for much.
     """
     choices, every = counts.choices, np.arange(len(counts.choices.jobs))
-    trials = min(MOST_TRIALS, MOST_PLACEMENTS // max(len(every), 1))
+    trials = min(MOST_TRIALS, MOST_ROUNDS // max(layout.runs.size, 1))
     better = True
     while better and trials > 0:
         better = False

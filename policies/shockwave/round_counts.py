@@ -33,6 +33,15 @@ CHEAPER = 0.99
 PASSES = 8
 """How often all jobs choose again."""
 
+LONGEST_TRIED = 3
+"""Longest remaining run times that are tried, at most."""
+
+HIGHEST_FACTOR, HALVINGS = 2.0**40, 20
+"""How far prices are raised until choices fit, and how often that range is then halved."""
+
+TIE = 1e-12
+"""What a round costs besides its price, for a budget of 1: of choices with equal progress, jobs prefer the shortest."""
+
 
 @dataclass(frozen=True, eq=False)
 class Choices:
@@ -81,10 +90,11 @@ class Choices:
         impossible = (needs > market.capacity).any(axis=1) | (needs[:, supply <= 0] > 0).any(axis=1)
         impossible = (impossible[:, None] & (counts > 0)) | padding.reshape(-1, 1)
         spending = (needs / np.where(supply > 0, supply, np.inf))[:, None, :] * counts[:, None]
+        ties = TIE * market.budgets[owner][:, None] * counts
         tables = {
             "rows": np.broadcast_to(rows[:, None], seconds.shape),
             "rounds": np.broadcast_to(counts, seconds.shape),
-            "welfare": np.where(impossible, -np.inf, market.welfare(owner, progress)),
+            "welfare": np.where(impossible, -np.inf, market.welfare(owner, progress) - ties),
             "remaining": np.where(padding.reshape(-1, 1), np.inf, remaining),
             "work": market.work_seconds(owner, remaining),
         }
@@ -157,10 +167,10 @@ def round_counts(market: Market, supply: Floats, pinned_progress: Floats, start:
     dual = _Dual(market, supply, pinned_progress)
     best = dual.minimum(start)
     rows, rounds = market.first_row.copy(), np.zeros(len(market.keys), dtype=np.int64)
-    every, chosen = np.arange(len(dual.choices.jobs)), dual.affordable(best)
-    rows[dual.choices.jobs] = dual.choices.rows[every, chosen]
-    rounds[dual.choices.jobs] = dual.choices.rounds[every, chosen]
-    longest = best.longest if best.point[-1] < 1.0 else math.inf
+    every, taken = np.arange(len(dual.choices.jobs)), dual.affordable(best)
+    rows[dual.choices.jobs] = dual.choices.rows[every, taken.chosen]
+    rounds[dual.choices.jobs] = dual.choices.rounds[every, taken.chosen]
+    longest = taken.longest if market.makespan_weight * (1.0 - best.point[-1]) > 0 else math.inf
     prices, share = best.point[:-1], float(best.point[-1])
     return RoundCounts(rows, rounds, prices, share, best.value, longest, dual.choices, dual.scores(best.point))
 
@@ -269,26 +279,52 @@ class _Dual:
         chosen[long] = np.where(remaining[long] <= longest, scores[long], -np.inf).argmax(axis=1)
         return chosen, longest, float(lost[first])
 
-    def affordable(self, best: _Plane) -> Ints:
+    def affordable(self, best: _Plane) -> Taken:
         """Choices near the minimum that do not exceed the supply.
 
-        At the minimum's prices some jobs are indifferent, and their choices together may exceed the supply. The best
-        affordable plane is the begin; job by job, those that lose most by it choose again among what is left.
+        The longest remaining run time is that of one of the best planes; those that differ are tried.
         """
-        choices, every = self.choices, np.arange(len(self.choices.jobs))
-        within = [plane for plane in self._planes if (plane.taken.spending <= 1.0 + PRECISION).all()]
-        chosen = min(within, key=lambda plane: plane.value).taken.chosen.copy() if within else choices.idle
-        load = self._weight * best.point[-1]
-        values = choices.welfare - load * choices.work
-        if self._weight > load:
-            values = np.where(choices.remaining <= best.longest, values, -np.inf)
-        left = 1.0 - choices.spending[every, chosen].sum(axis=0)
+        longest: list[float] = []
+        for plane in sorted(self._planes, key=lambda plane: plane.value):
+            matters = self._weight * (1.0 - plane.point[-1]) > 0
+            longest.append(plane.longest if matters else math.inf)
+        tried = list(dict.fromkeys(longest))[:LONGEST_TRIED]
+        found = [self._within_supply(best, each) for each in tried]
+        return max(filter(None, found), key=self._objective, default=self.choices.take(self.choices.idle))
+
+    def _within_supply(self, best: _Plane, longest: float) -> Taken | None:
+        """Choices that do not exceed the supply, with a given longest remaining run time; None where there are none.
+
+        Prices are raised until the choices fit. Then the jobs that lose most by that choose again, one by one, among
+        what is left, where what is left over is cheaper.
+        """
+        choices, every, prices = self.choices, np.arange(len(self.choices.jobs)), best.point[:-1]
+        values = choices.welfare - self._weight * best.point[-1] * choices.work
+        values = np.where(choices.remaining <= longest, values, -np.inf)
+
+        def chosen_at(factor: float) -> Taken:
+            return choices.take((values - choices.spending @ (factor * prices)).argmax(axis=1))
+
+        low, high = 0.0, 1.0
+        while (chosen_at(high).spending > 1.0 + PRECISION).any():
+            low, high = high, 2.0 * high
+            if high > HIGHEST_FACTOR:
+                return None
+        for _ in range(HALVINGS if low > 0 else 0):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if (chosen_at(middle).spending <= 1.0 + PRECISION).all() else (middle, high)
+        begin = chosen_at(high)
+        chosen, left = begin.chosen.copy(), 1.0 - begin.spending
         for _ in range(PASSES):
-            scores = values - choices.spending @ np.where(left > PRECISION, CHEAPER * best.point[:-1], best.point[:-1])
+            scores = values - choices.spending @ np.where(left > PRECISION, CHEAPER * prices, prices)
             lost = scores.max(axis=1) - scores[every, chosen]
             for job in np.argsort(-lost, kind="stable")[: np.count_nonzero(lost > 0)].tolist():
                 free = left + choices.spending[job, chosen[job]]
                 fits = (choices.spending[job] <= free + PRECISION**2).all(axis=1)
                 chosen[job] = int(np.where(fits, scores[job], -np.inf).argmax())
                 left = free - choices.spending[job, chosen[job]]
-        return chosen
+        return max(begin, choices.take(chosen), key=self._objective)
+
+    def _objective(self, taken: Taken) -> float:
+        """The objective of choices that do not exceed the supply, up to a constant."""
+        return taken.welfare - self._weight * max(taken.work + self._pinned_work, taken.longest, self._least_longest)
