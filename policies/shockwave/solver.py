@@ -1,0 +1,105 @@
+"""The schedule of a window: counts of rounds, laid out (Shockwave, NSDI 2023, section 6.1, Appendices G and H).
+
+Always a schedule, and a bound that no schedule exceeds. Work is limited by counts, never by seconds: equal arguments
+give equal schedules on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.shockwave.layout import Layout
+from policies.shockwave.layout_search import best_layout
+from policies.shockwave.market import Bools, Floats, Ints, Market
+from policies.shockwave.round_counts import round_counts
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Which jobs run in which rounds.
+
+    Attributes:
+        keys: the jobs' keys.
+        modes: by job, the index of the mode in which it runs.
+        runs: jobs x rounds, whether the job runs.
+        objective: the market's objective of this schedule.
+        bound: an objective that no schedule exceeds.
+        prices: for each resource, the price of its whole supply in the window, where all budgets together are 1.
+        load_share: the part of the makespan's weight that the load has, 0 to 1.
+    """
+
+    keys: tuple[str, ...]
+    modes: tuple[int, ...]
+    runs: Bools
+    objective: float
+    bound: float
+    prices: Floats
+    load_share: float
+
+    @property
+    def gap(self) -> float:
+        """How far the objective is below the bound, relative to the objective."""
+        difference = max(self.bound - self.objective, 0.0)
+        return difference / max(abs(self.objective), np.finfo(float).tiny) if difference else 0.0
+
+
+def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Schedule:
+    """The best schedule found.
+
+    Args:
+        market: the window.
+        last: the schedule of an earlier window; jobs that it lacks or that are gone do not matter.
+        elapsed: rounds between the begins of both windows.
+
+    Returns:
+        A schedule that leaves nothing free that a job could use. It is ``last``, continued and completed, unless the
+        new one is better.
+    """
+    pinned = Layout(market)
+    pinned.pin()
+    supply = np.maximum(pinned.free, 0.0).sum(axis=0)
+    start = None if last is None else np.append(last.prices, last.load_share)
+    counts = round_counts(market, supply, pinned.progress(), start)
+    begins = _planned_begins(market, last, elapsed)
+    best = best_layout(market, counts, begins, None if last is None else _continued(market, last, elapsed))
+    return Schedule(
+        market.keys,
+        tuple(market.mode[best.rows].tolist()),
+        best.runs,
+        best.objective(),
+        counts.bound,
+        counts.prices,
+        counts.load_share,
+    )
+
+
+def _planned_begins(market: Market, last: Schedule | None, elapsed: int) -> Ints:
+    """By job, the round in which it is to begin: at once if it runs now, else as planned; -1 where nothing is planned.
+
+    Without that, a schedule that is made anew each round could put off the same job again and again.
+    """
+    begins = np.where(np.bincount(market.job[market.running], minlength=len(market.keys)) > 0, 0, -1)
+    if last is not None and elapsed < last.runs.shape[1]:
+        left = last.runs[:, max(elapsed, 0) :]
+        planned = dict(zip(last.keys, np.where(left.any(axis=1), left.argmax(axis=1), -1).tolist(), strict=True))
+        found = np.array([planned.get(key, -1) for key in market.keys], dtype=np.int64)
+        begins = np.where(begins < 0, found, begins)
+    return np.asarray(begins)
+
+
+def _continued(market: Market, last: Schedule, elapsed: int) -> Layout:
+    """What is left of an earlier schedule."""
+    layout = Layout(market)
+    layout.pin()
+    row_of = {
+        (job, mode): row for row, (job, mode) in enumerate(zip(market.job.tolist(), market.mode.tolist(), strict=True))
+    }
+    number = {key: job for job, key in enumerate(market.keys)}
+    for key, mode, runs in zip(last.keys, last.modes, last.runs, strict=True):
+        job = number.get(key)
+        row = None if job is None else row_of.get((job, mode))
+        if job is not None and row is not None and not market.pinned[job]:
+            layout.repeat(job, row, np.flatnonzero(runs[max(elapsed, 0) :][: market.window.rounds]))
+    return layout
