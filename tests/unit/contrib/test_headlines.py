@@ -57,11 +57,11 @@ def test_jobs_arrive_until_the_last_measured_job_has_ended(monkeypatch):
     monkeypatch.setattr(gavel_workloads, "LONGEST_JCT", 0.0)
     outcome, metrics = run_window(arriving(), cluster(v100=1), Fifo(), range(2, 4))
     assert metrics.unfinished == 0
-    assert [len(one.submissions) for one in tried][:2] == [8, 16]
+    assert [len(one.submissions) for one in tried][:2] == [16, 32]
     assert all(outcome.ended > one.submissions[-1].job.submitted for one in tried[:-1])
     assert outcome.ended <= tried[-1].submissions[-1].job.submitted
     assert [one.training.total for one in tried[0].submissions] == [
-        one.training.total for one in tried[1].submissions[:8]
+        one.training.total for one in tried[1].submissions[:16]
     ]
     assert jct_by_position(outcome, range(2, 4)).keys() == {2, 3}
 
