@@ -196,7 +196,8 @@ class _Dual:
         remaining = market.remaining(pinned, progress)
         self._pinned_welfare = float(market.welfare(pinned, progress).sum())
         self._pinned_work = float(market.work_seconds(pinned, remaining).sum())
-        shortest = self.choices.remaining[:, -1].max(initial=0.0)
+        possible = np.where(np.isfinite(self.choices.welfare), self.choices.remaining, np.inf)
+        shortest = possible.min(axis=1, initial=np.inf).max(initial=0.0)
         self._least_longest = max(float(shortest), float(remaining.max(initial=0.0)))
         self._planes: list[_Plane] = []
 
@@ -267,7 +268,8 @@ class _Dual:
             return chosen, self._least_longest, weight * self._least_longest
         # By job, the best score if at most as much remains; each step of it is lost below its remaining run time.
         best = np.maximum.accumulate(scores[long][:, ::-1], axis=1)[:, ::-1]
-        steps = best[:, :-1] - best[:, 1:]
+        former, later = best[:, :-1], best[:, 1:]
+        steps = np.subtract(former, later, out=np.zeros_like(later), where=np.isfinite(later))
         counts = steps > 0
         at = np.append(remaining[long][:, :-1][counts], self._least_longest)
         size = np.append(steps[counts], 0.0)
