@@ -28,7 +28,7 @@ from policies.shockwave.solver import Schedule, solve
 from tests.oracles.shockwave_program import program_optimum
 
 SIZES = ((500, 256), (1000, 256), (2000, 256), (10000, 4096))
-PROGRAM = (60, 32)
+PROGRAM = (120, 32)
 CONTENTION, EXPONENT, RESTART = 3.0, 5.0, 20.0
 LEAST_RATIO = 20.0
 MOST_MEGABYTES = 1024.0
@@ -59,7 +59,7 @@ def window(jobs: int, gpus: int, restart_seconds: float, seed: int = 0) -> Marke
         width = int(rng.choice([1, 2, 4, 8], p=[0.6, 0.3, 0.09, 0.01]))
         hours = rng.uniform(*ranges[rng.choice(4, p=[0.72, 0.2, 0.05, 0.03])])
         total = min(hours * 3600.0 / width, 5 * 3600.0)
-        done = float(rng.random() * (rng.random() < 0.7))
+        done = float(rng.random() * rng.binomial(1, 0.7))
         regimes = rng.dirichlet(np.ones(int(rng.integers(1, 5))))
         lengths = regimes / np.cumprod([1.0, *rng.uniform(1.0, 2.0, len(regimes) - 1)])
         seconds = np.append(0.0, np.cumsum(lengths * total / lengths.sum()))
@@ -69,7 +69,7 @@ def window(jobs: int, gpus: int, restart_seconds: float, seed: int = 0) -> Marke
             (0.0, *(seconds[steps > done] - trained).tolist()), (0.0, *(steps[steps > done] - done).tolist())
         )
         rho.append(estimated_rho(trained + rng.exponential(2.0 * total), left.end, total, CONTENTION))
-        running = bool(done > 0 and rng.random() < 0.5)
+        running = bool(done > 0 and rng.binomial(1, 0.5))
         mode = Mode(width, (float(width),), left, running=running, restart_seconds=restart_seconds)
         made.append(MarketJob(f"{number:05}", done, (mode,)))
     bought = budgets(rho, EXPONENT, [1.0] * jobs)
@@ -97,7 +97,7 @@ def measure(jobs: int, gpus: int) -> list[dict[str, Any]]:
     ]
 
 
-def compared(jobs: int, gpus: int, seconds: float) -> dict[str, float]:
+def compared(jobs: int, gpus: int, *, seconds: float) -> dict[str, float]:
     """Our solver and the paper's program with HiGHS on the same window."""
     common.say(f"the program for {jobs} jobs on {gpus} GPUs")
     market = window(jobs, gpus, 0.0)
@@ -154,7 +154,7 @@ def main(given: Sequence[str] | None = None) -> int:
     for row in rows:
         cells = (row["jobs"], row["gpus"], row["start"], f"{row['seconds']:.2f}", f"{row['gap']:.1e}")
         print(f"| {' | '.join(map(str, cells))} | {row['megabytes']:.0f} |")
-    program = compared(*options.program, options.seconds)
+    program = compared(*options.program, seconds=options.seconds)
     print("\n" + json.dumps(program, indent=1))
     words = missed(rows, program)
     print("\n".join(["", *(f"missed: {each}" for each in words)]))

@@ -259,13 +259,12 @@ class _Dual:
             The choices, the longest remaining run time, and by how much the sum is below that of the best scores.
         """
         chosen = scores.argmax(axis=1)
-        if weight <= 0 or not len(chosen):
-            return chosen, self._least_longest, 0.0
         remaining = self.choices.remaining
-        every = np.arange(len(chosen))
-        long = np.flatnonzero(remaining[every, chosen] > self._least_longest)
-        if not len(long):
-            return chosen, self._least_longest, weight * self._least_longest
+        left = remaining[np.arange(len(chosen)), chosen]
+        longest = max(float(left.max(initial=0.0)), self._least_longest)
+        long = np.flatnonzero(left > self._least_longest)
+        if weight <= 0 or not len(long):
+            return chosen, longest, max(weight, 0.0) * longest
         # By job, the best score if at most as much remains; each step of it is lost below its remaining run time.
         best = np.maximum.accumulate(scores[long][:, ::-1], axis=1)[:, ::-1]
         former, later = best[:, :-1], best[:, 1:]
