@@ -172,7 +172,7 @@ def round_counts(market: Market, supply: Floats, pinned_progress: Floats, start:
     rounds[dual.choices.jobs] = dual.choices.rounds[every, taken.chosen]
     longest = taken.longest if market.makespan_weight * (1.0 - best.point[-1]) > 0 else math.inf
     prices, share = best.point[:-1], float(best.point[-1])
-    return RoundCounts(rows, rounds, prices, share, best.value, longest, dual.choices, dual.scores(best.point))
+    return RoundCounts(rows, rounds, prices, share, float(best.value), longest, dual.choices, dual.scores(best.point))
 
 
 class _Plane(NamedTuple):

@@ -276,11 +276,11 @@ SERIAL, WIDTH = {"A": 12.0, "B": 8.0, "C": 6.0}, {"A": 3, "B": 2, "C": 2}
 
 
 def test_the_example_of_table_1_is_fair_and_short():
-    """Windows of five rounds, planned anew each round: as good as the best fixed filter (1/3) in all three figures."""
+    """Windows of six rounds, planned anew each round: as fair as the best fixed filter (1/3), with a shorter JCT."""
     left, ends, now, last = dict(SERIAL), {}, 0, None
     while left:
         names = list(left)
-        rho = [estimated_rho(now, left[name] / WIDTH[name], SERIAL[name] / WIDTH[name], 3.0) for name in names]
+        rho = [estimated_rho(now, 0.75 * left[name], 0.75 * SERIAL[name], 1.0) for name in names]
         jobs = [
             MarketJob(
                 name,
@@ -290,7 +290,7 @@ def test_the_example_of_table_1_is_fair_and_short():
             )
             for name, budget in zip(names, budgets(rho, 5, [1.0] * len(names)), strict=True)
         ]
-        last = solve(Market.of(jobs, [4.0], 4, Window(5, 1.0, elastic=True)), last, 1)
+        last = solve(Market.of(jobs, [4.0], 4, Window(6, 1.0, elastic=True)), last, 1)
         now += 1
         for job, runs, mode in zip(jobs, last.runs[:, 0], last.modes, strict=True):
             left[job.key] -= job.modes[mode].gpus * bool(runs)
@@ -298,7 +298,7 @@ def test_the_example_of_table_1_is_fair_and_short():
         left = {name: work for name, work in left.items() if work > 1e-9}
     assert max(ends.values()) == 7
     assert max(ends[name] / (0.75 * SERIAL[name]) for name in ends) <= 1.0
-    assert np.mean(list(ends.values())) <= 17 / 3
+    assert np.mean(list(ends.values())) == pytest.approx(16 / 3)
 
 
 def makespan_of(curves, planned, gpus):
