@@ -103,23 +103,23 @@ class Layout:
         """Give a job one more round by moving a round of another job, with few restarts; False if none can be moved."""
         market, least = self._market, 3
         move: tuple[int, int, int] | None = None
-        fits_anywhere = np.flatnonzero((self.free > ROUNDING).any(axis=1))
-        lengthened = np.pad(self.runs, ((0, 0), (1, 1)))
-        lengthened[:, 0] = market.running[self.rows]
+        open_rounds = np.flatnonzero((self.free > ROUNDING).any(axis=1))
+        padded = np.pad(self.runs, ((0, 0), (1, 1)))
+        padded[:, 0] = market.running[self.rows]
         for number in np.flatnonzero(~self.runs[job]).tolist():
             lacking = market.needs[row] - self.free[number] - ROUNDING
             others = np.flatnonzero(self.runs[:, number] & ~market.pinned)
             others = others[(market.needs[self.rows[others]] >= lacking).all(axis=1)]
-            fits = (market.needs[self.rows[others]][:, None] <= self.free[fits_anywhere] + ROUNDING).all(axis=2)
-            fits &= ~self.runs[others][:, fits_anywhere]
-            neighbours = lengthened[others].astype(int)
+            fits = (market.needs[self.rows[others]][:, None] <= self.free[open_rounds] + ROUNDING).all(axis=2)
+            fits &= ~self.runs[others][:, open_rounds]
+            neighbours = padded[others].astype(int)
             restarts = neighbours[:, number] + neighbours[:, number + 2]
-            added = neighbours[:, fits_anywhere] + neighbours[:, fits_anywhere + 2]
+            added = neighbours[:, open_rounds] + neighbours[:, open_rounds + 2]
             pieces = np.where(fits, restarts[:, None] - added, least)
             if pieces.size and pieces.min() < least:
                 least = int(pieces.min())
                 other, place = divmod(int(pieces.argmin()), pieces.shape[1])
-                move = number, int(others[other]), int(fits_anywhere[place])
+                move = number, int(others[other]), int(open_rounds[place])
             if least <= 0:
                 break
         if move is None:

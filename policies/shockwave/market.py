@@ -47,16 +47,19 @@ class Mode:
 
     def fault(self, capacity: Sequence[float]) -> str | None:
         """Why the job cannot be planned in this mode, in words; None where it can."""
-        numbers = (*self.curve.seconds, *self.curve.steps, *self.needs, self.restart_seconds)
-        if not all(math.isfinite(number) and number >= 0 for number in numbers) or self.gpus < 1:
-            return "a number is negative or not finite"
-        if len(self.needs) != len(capacity):
-            return f"it names {len(self.needs)} resources of {len(capacity)}"
-        if self.curve.end <= 0 or self.curve.steps[-1] <= 0:
-            return "no work is left"
-        if any(need > amount for need, amount in zip(self.needs, capacity, strict=True)):
-            return "it needs more than the cluster has"
-        return None
+        seconds, steps = self.curve
+        numbers = (*seconds, *steps, *self.needs, self.restart_seconds)
+        ascending = len(seconds) == len(steps) and all(list(axis) == sorted(axis) for axis in self.curve)
+        checks = {
+            "a number is negative or not finite": self.gpus < 1
+            or not all(math.isfinite(n) and n >= 0 for n in numbers),
+            f"it names {len(self.needs)} resources of {len(capacity)}": len(self.needs) != len(capacity),
+            "it needs no resource": not any(self.needs),
+            "its progress does not ascend with the seconds": not ascending,
+            "no work is left": not (seconds and steps and seconds[-1] > 0 and steps[-1] > 0),
+            "it needs more than the cluster has": any(n > most for n, most in zip(self.needs, capacity, strict=False)),
+        }
+        return next((words for words, violated in checks.items() if violated), None)
 
 
 @dataclass(frozen=True, slots=True)

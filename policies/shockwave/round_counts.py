@@ -172,7 +172,7 @@ def round_counts(market: Market, supply: Floats, pinned_progress: Floats, start:
     rounds[dual.choices.jobs] = dual.choices.rounds[every, taken.chosen]
     longest = taken.longest if market.makespan_weight * (1.0 - best.point[-1]) > 0 else math.inf
     prices, share = best.point[:-1], float(best.point[-1])
-    return RoundCounts(rows, rounds, prices, share, best.value, longest, dual.choices, dual.scores(best.point))
+    return RoundCounts(rows, rounds, prices, share, float(best.value), longest, dual.choices, dual.scores(best.point))
 
 
 class _Plane(NamedTuple):
@@ -196,7 +196,8 @@ class _Dual:
         remaining = market.remaining(pinned, progress)
         self._pinned_welfare = float(market.welfare(pinned, progress).sum())
         self._pinned_work = float(market.work_seconds(pinned, remaining).sum())
-        shortest = self.choices.remaining[:, -1].max(initial=0.0)
+        possible = np.where(np.isfinite(self.choices.welfare), self.choices.remaining, np.inf)
+        shortest = possible.min(axis=1, initial=np.inf).max(initial=0.0)
         self._least_longest = max(float(shortest), float(remaining.max(initial=0.0)))
         self._planes: list[_Plane] = []
 
@@ -258,16 +259,16 @@ class _Dual:
             The choices, the longest remaining run time, and by how much the sum is below that of the best scores.
         """
         chosen = scores.argmax(axis=1)
-        if weight <= 0 or not len(chosen):
-            return chosen, self._least_longest, 0.0
         remaining = self.choices.remaining
-        every = np.arange(len(chosen))
-        long = np.flatnonzero(remaining[every, chosen] > self._least_longest)
-        if not len(long):
-            return chosen, self._least_longest, weight * self._least_longest
+        left = remaining[np.arange(len(chosen)), chosen]
+        longest = max(float(left.max(initial=0.0)), self._least_longest)
+        long = np.flatnonzero(left > self._least_longest)
+        if weight <= 0 or not len(long):
+            return chosen, longest, max(weight, 0.0) * longest
         # By job, the best score if at most as much remains; each step of it is lost below its remaining run time.
         best = np.maximum.accumulate(scores[long][:, ::-1], axis=1)[:, ::-1]
-        steps = best[:, :-1] - best[:, 1:]
+        former, later = best[:, :-1], best[:, 1:]
+        steps = np.subtract(former, later, out=np.zeros_like(later), where=np.isfinite(later))
         counts = steps > 0
         at = np.append(remaining[long][:, :-1][counts], self._least_longest)
         size = np.append(steps[counts], 0.0)

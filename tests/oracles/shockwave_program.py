@@ -67,7 +67,7 @@ def program_optimum(market: Market, *, seconds: float = 60.0) -> Optimum:
         program += constraint
     solver = pulp.HiGHS(msg=False, timeLimit=seconds, threads=1, gapRel=1e-9)
     program.solve(solver)
-    return Optimum(float(pulp.value(program.objective)), float(program.solverModel.getInfo().mip_dual_bound))
+    return Optimum(float(pulp.value(program.objective)), -float(program.solverModel.getInfo().mip_dual_bound))
 
 
 def _outcome(market: Market, job: int, row: int, seconds: float) -> tuple[float, float]:

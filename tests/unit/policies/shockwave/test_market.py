@@ -94,6 +94,9 @@ def test_a_job_that_has_done_nothing_has_a_finite_logarithm():
         (simple_job("bad", 10.0, budget=math.inf), "not finite"),
         (simple_job("bad", 10.0, 9), "more than the cluster has"),
         (simple_job("bad", 10.0, need=(1.0, 1.0)), "resources"),
+        (simple_job("bad", 10.0, need=(0.0,)), "no resource"),
+        (MarketJob("bad", 0.0, (one_mode(1, [20.0, 10.0], [0.5, 1.0]),)), "ascend"),
+        (MarketJob("bad", 0.0, (one_mode(1, [10.0, 20.0], [1.0]),)), "ascend"),
         (MarketJob("bad", 0.0, ()), "no mode"),
     ],
 )
