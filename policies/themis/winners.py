@@ -137,7 +137,7 @@ def _undominated(rows: Sequence[_Row]) -> list[_Row]:
     ordered = sorted(rows, key=lambda row: (-row.worth, row.usage))
     usage = np.array([row.usage for row in ordered])
     no_more = (usage[:, None] <= usage[None]).all(axis=2)
-    dominated = np.triu(no_more, k=1).any(axis=0)
+    dominated = np.asarray(np.triu(no_more, k=1).any(axis=0))
     return [row for row, other in zip(ordered, dominated, strict=True) if not other]
 
 
