@@ -49,7 +49,6 @@ KINDS = {
     "256": Kind(((8, 24), (4, 9), (1, 28)), racks=True, apps=(20, 200)),
     "256-all": Kind(((8, 24), (4, 9), (1, 28)), racks=True, apps=(40, 60), fairness=0.001),
     "4096": Kind(((8, 512),), racks=True, apps=(1000, 1000), most_arbiter_ms=None),
-    "4096-all": Kind(((8, 512),), racks=True, apps=(1000, 1000), fairness=0.001, most_arbiter_ms=None),
 }
 """The paper's testbed, its simulated cluster (footnote 6) in its proportions, a large one. In "all", all apps bid."""
 

@@ -51,5 +51,7 @@ class Bid:
 
     def held_gpus(self, bundle: Bundle) -> int:
         """How many of the GPUs that the app holds it can keep where they are, if it wins a bundle."""
+        if not self.held:
+            return 0
         held, parts = Counter(self.held.values()), Counter(bundle.parts)
         return sum(gpus * count for gpus, count in (held & parts).items())

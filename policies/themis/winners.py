@@ -134,12 +134,11 @@ def _table(rows: Sequence[_Row]) -> Table:
 
 def _undominated(rows: Sequence[_Row]) -> list[_Row]:
     """The rows without those that are worth no more than one that uses no more."""
-    usage = np.array([row.usage for row in rows])
-    chosen: list[int] = []
-    for index in sorted(range(len(rows)), key=lambda one: (-rows[one].worth, rows[one].usage)):
-        if not chosen or not (usage[chosen] <= usage[index]).all(axis=1).any():
-            chosen.append(index)
-    return [rows[index] for index in chosen]
+    ordered = sorted(rows, key=lambda row: (-row.worth, row.usage))
+    usage = np.array([row.usage for row in ordered])
+    no_more = (usage[:, None] <= usage[None]).all(axis=2)
+    dominated = np.asarray(np.triu(no_more, k=1).any(axis=0))
+    return [row for row, other in zip(ordered, dominated, strict=True) if not other]
 
 
 def _usages(bid: Bid, offer: Offer) -> dict[Bundle, tuple[int, ...]]:
