@@ -284,7 +284,8 @@ class GradientNoise:
         for number, (parameter, before) in enumerate(zip(self._parameters, earlier.gradients)):
             if parameter.grad is None or before is None:
                 continue
-            gradient = parameter.grad if scale is None else parameter.grad / scale
+            whole = parameter.grad.detach()
+            gradient = whole if scale is None else whole / scale
             rate = self._rates[self._group_numbers[number]]
             found = self._preconditioned(number, gradient, before)
             if not found:
