@@ -6,8 +6,9 @@
 The cluster has 16 nodes of 4 T4; jobs train the applications that the authors measured. All tables but ``types`` run in
 the loop of the artifact's simulator, where a new placement costs 30 s. ``--workloads`` chooses published workloads by
 number (of those in the data folder), and seeds of generated ones. ``--scale F`` takes the fraction F of the nodes, and
-of the jobs, evenly spread. ``--results FILE`` stores each finished simulation as a line of JSON; another run skips the
-simulations that the file has. "Public code" are the figures that the artifact's authors published with it.
+of the jobs, evenly spread; jobs ask for as many GPUs as the nodes of one type have, at most. ``--results FILE`` stores
+each finished simulation as a line of JSON; another run skips the simulations that the file has. "Public code" are the
+figures that the artifact's authors published with it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from contrib.reproductions.typed_training import on_types
 from metasched.core.policy import Policy
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux
 from metasched.simulator.metrics import measure, percentile
-from metasched.simulator.records import Outcome, Settings, Workload
+from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
 from metasched.throughput.iteration_time import IterationParameters
@@ -188,8 +189,14 @@ class Headlines:
         """The figures of one simulation."""
         return self.results.figures((f"{self.scale:g}", repr(case)), partial(self._simulated, case))
 
-    def jobs(self, name: str, *, adaptive: bool) -> Workload:
-        """A workload, with batches that users chose, or that may change."""
+    def jobs(self, name: str, *, adaptive: bool, most_gpus: int = MAX_GPUS) -> Workload:
+        """A workload, with batches that users chose, or that may change.
+
+        Args:
+            name: the name of the workload.
+            adaptive: whether batches may change.
+            most_gpus: the GPUs for which jobs ask at most; those that asked for more ask for as many.
+        """
         kind, _, stem = name.partition("/")
         if stem.startswith("generated"):
             load = next((load for load, folder in LOADS.items() if folder == kind), 1.0)
@@ -199,12 +206,15 @@ class Headlines:
         else:
             path = self.folder / kind / f"{stem}.csv"
             found = read_pollux(path, self.profiles, most_gpus=MAX_GPUS, adaptive=adaptive)
-        return replace(found, submissions=found.submissions[:: max(round(1 / self.scale), 1)])
+        chosen = found.submissions[:: max(round(1 / self.scale), 1)]
+        return replace(found, submissions=tuple(_with_most_gpus(one, most_gpus) for one in chosen))
 
     def _simulated(self, case: Case) -> dict[str, float]:
         begun = time.perf_counter()
-        workload, policy = self.jobs(case.workload, adaptive=case.policy == "pollux"), case.made_policy()
         nodes = NODES[: max(round(self.scale * len(NODES)), 1)]
+        most_gpus = sum(node.gpus for node in nodes) // max(len(case.types), 1)
+        policy = case.made_policy()
+        workload = self.jobs(case.workload, adaptive=case.policy == "pollux", most_gpus=most_gpus)
         if case.types:
             factors = dict(case.types)
             names = [name for name in factors for _ in range(len(nodes) // len(factors))]
@@ -216,7 +226,7 @@ class Headlines:
             outcome = PolluxLoop(workload, nodes, policy, case.settings, known=known).run()
         found = _figures(outcome, workload)
         if not case.types:
-            rho = measure(outcome, self.jobs(case.workload, adaptive=False)).rho.values()
+            rho = measure(outcome, self.jobs(case.workload, adaptive=False, most_gpus=most_gpus)).rho.values()
             found |= {"rho below 2": fmean(one < RHO for one in rho), "worst rho": max(rho)}
         common.say(f"{case}: average JCT {found['jct']:.0f} s, {time.perf_counter() - begun:.0f} s")
         return found
@@ -226,6 +236,10 @@ class Headlines:
         return {name: fitted(self.folder / "traces" / name / "placements.csv").theta for name in self.profiles}
 
 
+def _with_most_gpus(one: Submission, most: int) -> Submission:
+    return one if one.job.gpus <= most else replace(one, job=one.job.evolve(gpus=most))
+
+
 def _figures(outcome: Outcome, workload: Workload) -> dict[str, float]:
     names = {one.job.uid: one.job.name.rpartition("-")[0] for one in workload.submissions}
     jcts = {job.uid: job.jct for job in outcome.jobs if job.jct is not None}
@@ -233,7 +247,7 @@ def _figures(outcome: Outcome, workload: Workload) -> dict[str, float]:
         "jct": fmean(jcts.values()),
         "p99": percentile(jcts.values(), 0.99),
         "makespan": max(job.finished or 0.0 for job in outcome.jobs) - min(job.submitted for job in outcome.jobs),
-        "restarts": fmean(len(job.intervals) - 1 for job in outcome.jobs),
+        "restarts": fmean(max(len(job.intervals) - 1, 0) for job in outcome.jobs),
         "unfinished": float(len(outcome.jobs) - len(jcts)),
     }
     for name in sorted({names[uid] for uid in jcts}):

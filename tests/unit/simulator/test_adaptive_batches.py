@@ -2,11 +2,12 @@
 
 import pytest
 
+from contrib.reproductions.typed_training import AdaptiveTypedTraining
 from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Grant, Node, Placement
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Reason
-from metasched.simulator.agent import Agent
+from metasched.simulator.agent import Agent, TypeRatios
 from metasched.simulator.generate.pollux import synthetic_profiles
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.simulation import simulate
@@ -117,6 +118,22 @@ def test_an_agent_with_earlier_knowledge_has_it_before_its_first_run():
     assert after.iteration_parameters == {"t4": known}
     assert after.noise is not None
     assert Agent(TRAINING, fits=True).report(waiting(), 0.0).batching is None
+
+
+def test_a_job_knows_an_unseen_type_from_other_jobs():
+    """One job has run on both types, so that another one that has run on the slow one knows the fast one."""
+    typed = AdaptiveTypedTraining(TRAINING, {"t4": 1.0, "slow": 0.5})
+    types = TypeRatios()
+    first, second = (Agent(typed, fits=True, types=types) for _ in range(2))
+    slow = Placement(("n1",), 1, "slow")
+    second.measure(0.0, slow)
+    assert set(second.report(waiting(), 0.0).iteration_parameters) == {"slow"}
+    for place in (ONE, slow):
+        first.measure(0.0, place)
+    first.report(waiting(), 0.0)
+    second.measure(0.0, Placement(("n1",), 2, "slow"))
+    found = second.report(waiting(), 0.0).iteration_parameters
+    assert found["slow"].pass_seconds(64) == pytest.approx(2 * found["t4"].pass_seconds(64), rel=0.02)
 
 
 def test_timed_passes_tell_a_pass_from_the_synchronisation():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.pollux import direct_search as direct_search_module
 from policies.pollux.allocation_problem import JobQuota
 from policies.pollux.direct_search import clearing_prices, direct_search, fitness_bound, greedy_allocation
 from policies.pollux.elites import MOST_BYTES, decode_elites, encode_elites
@@ -121,6 +122,23 @@ def test_without_jobs_or_nodes_there_is_nothing_to_search(search, jobs, nodes):
     """The answer has the shape of the problem."""
     asked = problem(np.ones((jobs, 1, 2, 3)), np.ones(nodes, dtype=np.int64))
     assert search(asked).shape == (jobs, nodes)
+
+
+def test_a_search_ends_where_no_allocation_is_better():
+    """Two jobs on a node each are optimal; a number of neighbourhoods that would take years is not tried."""
+    plenty = problem(scaling(2, 1, 4, np.random.default_rng(1)), [4, 4])
+    found = direct_search(plenty, seed=1, improvements=10**9)
+    assert plenty.fitness(found) == pytest.approx(fitness_bound(plenty))
+
+
+def test_a_search_ends_where_nothing_raises_the_fitness(monkeypatch):
+    """Half of all neighbourhoods without any gain are enough."""
+    tried = []
+    refill = direct_search_module._refill
+    monkeypatch.setattr(direct_search_module, "_refill", lambda *given: tried.append(given) or refill(*given))
+    asked = random_problem(10, 6, 3, limited=False)
+    direct_search(asked, seed=1, improvements=400)
+    assert 200 <= len(tried) < 400
 
 
 def test_prices_are_zero_where_gpus_are_plenty():
