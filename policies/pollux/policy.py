@@ -39,7 +39,7 @@ class PolluxParameters(PolicyParameters):
 
     Attributes:
         p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness.
-        improvements: neighbourhoods that a search tries for each job.
+        improvements: neighbourhoods that a search tries for each job, at most.
         avoid_interference: whether at most one job over several nodes is placed on a node.
         restart_seconds: assumed seconds of a re-allocation of a job of which none was measured.
         background: whether the daemon searches in the background, rather than in the round.
