@@ -67,7 +67,7 @@ class PolluxParameters(PolicyParameters):
         p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness, "-inf" for the
             highest minimum.
         search: how allocations are searched for: ``direct``, or ``population``, the paper's.
-        improvements: neighbourhoods that a direct search tries for each job.
+        improvements: neighbourhoods that a direct search tries for each job, at most.
         generations: generations of a population search.
         population: allocations of a generation.
         avoid_interference: whether at most one job over several nodes is placed on a node.
