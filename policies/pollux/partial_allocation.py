@@ -199,13 +199,13 @@ class PartialAllocation:
         return _by_node(chosen, counts)
 
     def _even(self, job: int, available: Ints, scores: Floats, least: float) -> tuple[Ints, Ints] | None:
-        """The best allocation over several nodes with the same number of GPUs on each."""
+        """The best allocation over several nodes with the same number of GPUs on each, on few nodes among equals."""
         best: tuple[int, int] | None = None
         at_least = np.bincount(available)[::-1].cumsum()[::-1]
         for each in range(1, len(at_least)):
             most = min(int(at_least[each]), int(self.problem.most_nodes[job]), (len(scores) - 1) // each)
             reached = scores[2 * each : most * each + 1 : each]
-            if len(reached) and reached.max() > least:
+            if len(reached) and (reached.max() > least or (best is not None and reached.max() == least)):
                 least = float(reached.max())
                 best = int(reached.argmax()) + 2, each
         if best is None:

@@ -183,6 +183,14 @@ def test_even_places_only(search):
     assert search(replace(asked, uneven=True)).sum() == 3
 
 
+def test_even_placements_are_on_few_nodes_among_equals():
+    """Eight GPUs are two whole nodes of four, not half of each, where the other job could have none."""
+    speedups = np.zeros((2, 1, 2, 9))
+    speedups[:, 0, 1, 8] = 1.0
+    found = direct(problem(speedups, [4] * 4, least_gpus=np.full(2, 8)))
+    assert sorted(found.tolist()) == [[0, 0, 4, 4], [4, 4, 0, 0]]
+
+
 @SEARCHES
 def test_a_job_moves_only_for_more_than_its_reallocation_costs(search):
     """A job with a factor of 0.9 moves for a speed-up of 1.2, and one with 0.5 does not."""
