@@ -31,22 +31,24 @@ def program_optimum(market: Market, *, seconds: float = 60.0) -> Optimum:
     """
     rounds = range(market.window.rounds)
     program = pulp.LpProblem("shockwave", pulp.LpMaximize)
-    makespan = pulp.LpVariable("makespan", 0)
-    runs = {(row, t): pulp.LpVariable(f"x_{row}_{t}", cat="Binary") for row in range(len(market.job)) for t in rounds}
+    makespan = program.add_variable("makespan", 0)
+    runs = {
+        (row, t): program.add_variable(f"x_{row}_{t}", cat="Binary") for row in range(len(market.job)) for t in rounds
+    }
     objective: list[pulp.LpAffineExpression] = []
     loads: list[pulp.LpAffineExpression] = []
     constraints: list[pulp.LpConstraint] = []
     for job, group in itertools.groupby(range(len(market.job)), key=lambda row: int(market.job[row])):
         picks: list[tuple[pulp.LpVariable, float, float]] = []
         for row in group:
-            begun = [pulp.LpVariable(f"y_{row}_{t}", 0, 1) for t in rounds]
+            begun = [program.add_variable(f"y_{row}_{t}", 0, 1) for t in rounds]
             before = [int(market.running[row]), *(runs[row, t] for t in rounds[:-1])]
             constraints += [begun[t] >= runs[row, t] - before[t] for t in rounds]
             chosen = []
             for count, starts in itertools.product(range(len(rounds) + 1), range(len(rounds) // 2 + 2)):
                 if starts > 1 and (market.restart_seconds[row] == 0 or starts > count):
                     continue
-                pick = pulp.LpVariable(f"z_{row}_{count}_{starts}", cat="Binary")
+                pick = program.add_variable(f"z_{row}_{count}_{starts}", cat="Binary")
                 lost = starts * market.restart_seconds[row]
                 chosen.append((pick, count, starts))
                 picks.append((pick, *_outcome(market, job, row, count * market.window.round_seconds - lost)))
