@@ -14,6 +14,7 @@ PACKAGES = {
     "devcluster": {"core"},
     "throughput": {"core"},
     "capacity": {"core"},
+    "apps": {"core"},
     "slurm": {"core"},
     "shared_dir": {"core"},
     "configuration": {"core", "throughput"},
