@@ -20,7 +20,7 @@ PACKAGES = {
     "configuration": {"core", "throughput"},
     "placement": {"core", "capacity"},
     "time_shares": {"core", "capacity"},
-    "scheduling": {"core", "capacity", "placement"},
+    "scheduling": {"apps", "core", "capacity", "placement"},
     "store": {"core", "shared_dir"},
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
