@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
+from metasched.core.apps import App, LossPoint, TrialOrder, TunerSettings
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.reasons import Reason
 
@@ -179,6 +180,8 @@ class JobRequest:
         total_steps: optimizer steps that the job needs, if declared; at its first batch where the batch size changes.
         slo_seconds: time from submission within which the job should finish, if its user has declared one.
         time_limit_seconds: longest duration of one run, if there is a limit.
+        app: uid of the job's app; None for an app of one.
+        tuner: the tuner that the job's tag names; None for a job that no tuner may cap, hold or end.
     """
 
     uid: str
@@ -209,6 +212,8 @@ class JobRequest:
     total_steps: float | None = None
     slo_seconds: float | None = None
     time_limit_seconds: float | None = None
+    app: str | None = None
+    tuner: TunerSettings | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +269,7 @@ class JobHistory:
         preemptions: runs that the daemon ended before the job was done.
         progress_steps: optimizer steps done, if reported; in steps at the first batch where the batch size changes.
         most_gpus: most GPUs that a run had, the present one included.
+        losses: reported losses, ascending in progress, at most ``MOST_LOSS_POINTS``.
     """
 
     run: int = 0
@@ -274,6 +280,7 @@ class JobHistory:
     preemptions: int = 0
     progress_steps: float | None = None
     most_gpus: int = 0
+    losses: tuple[LossPoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,6 +418,10 @@ class Snapshot:
         precomputed: result of the policy's ``precompute`` that arrived since the last round, JSON-compatible; empty
             for no result, None where ``precompute`` is not called.
         quotas: limits that hold under every policy.
+        completed_trials: uids of trials of live apps that have ended as completed, by themselves.
+        trial_orders: what the drivers of live apps ask for their trials, under the tuner ``outside``.
+        apps: the live apps, by first submission, in the snapshot that a policy sees (``apps.app_round``). Apps of one
+            are among them only for a policy that asks for them (``Policy.reads_apps``).
     """
 
     now: float
@@ -422,6 +433,9 @@ class Snapshot:
     sharing: bool = False
     precomputed: Mapping[str, Any] | None = None
     quotas: tuple[Quota, ...] = ()
+    completed_trials: frozenset[str] = frozenset()
+    trial_orders: tuple[TrialOrder, ...] = ()
+    apps: tuple[App, ...] = ()
 
     @cached_property
     def job(self) -> Mapping[str, Job]:

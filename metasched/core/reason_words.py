@@ -139,6 +139,11 @@ def _goodput_speedup(speedup: float, batch: int | None, efficiency: int | None) 
     return f"its goodput is {speedup:g} times that of a fair share{tuned}"
 
 
+def _outranked(rank: int, trials: int, kept: int, steps: float, loss: float) -> str:
+    place = f"{ordinal(rank)} of {counted(trials, 'trial')}"
+    return f"its loss {loss:g} at step {steps:g} ranks {place}, of which {kept} continue"
+
+
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
@@ -210,6 +215,24 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.WAITS_BEHIND: "waits behind job {job}, which needs the same resources",
     Code.WAITS_BEHIND_RESERVED: "waits behind job {job}, which must not be delayed",
     Code.BACKFILLED: "backfilled",
+    Code.TRIAL_PHASE_DONE: "it has trained the {steps:g} steps of phase {phase} of {phases}, and waits until job {job} "
+    "and the other trials have",
+    Code.TRIAL_OUTRANKED: _outranked,
+    Code.TRIAL_WITHOUT_LOSS: lambda rank, trials, kept, steps: (
+        f"it has reported no finite loss by step {steps:g}, so it ranks {ordinal(rank)} of {counted(trials, 'trial')}, "
+        f"of which {kept} continue"
+    ),
+    Code.TRIAL_BELOW_MEDIAN: "its best loss {loss:g} is worse than {median:g}, the median of the other trials' mean "
+    "losses up to step {steps:g}",
+    Code.TRIAL_CANNOT_WIN: "its loss may fall to {optimistic:g} by step {steps:g}, and another trial has reached "
+    "{reached:g} already",
+    Code.TRIAL_DIVERGED: "its loss at step {steps:g} is not finite, and other trials' are",
+    Code.ENDED_BY_DRIVER: lambda words: f"its app's driver has ended it{f': {words}' if words else ''}",
+    Code.TUNER_UNUSABLE: "its app runs without a tuner. {error}",
+    Code.ORDER_FOR_STRANGER: lambda job, more: (
+        f"its app's driver gives orders for job {job}{f' and {more} more' if more else ''}, none of the app's trials: "
+        "they are ignored"
+    ),
     Code.EXPLORES: "on GPUs that nobody else can use, to learn how fast it is there",
     Code.CPU_ONLY: "it needs no GPU, and runs where CPUs are free",
     Code.NEXT_ROUND: "it waits for the next round",

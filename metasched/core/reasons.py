@@ -104,6 +104,17 @@ class Code(enum.StrEnum):
     CPU_ONLY = "cpu_only", "The job needs no GPU and runs where CPUs are free."
     NEXT_ROUND = "next_round", "No round has decided about the job yet."
 
+    # Trials of an app, which its tuner holds or ends.
+    TRIAL_PHASE_DONE = "trial_phase_done", "The trial has done its phase and waits for the bracket's other trials."
+    TRIAL_OUTRANKED = "trial_outranked", "Better trials continue into the next phase, and this one is ended."
+    TRIAL_WITHOUT_LOSS = "trial_without_loss", "The trial has reported no finite loss, so it ranks last and is ended."
+    TRIAL_BELOW_MEDIAN = "trial_below_median", "The trial's best loss is worse than the median of the others' averages."
+    TRIAL_CANNOT_WIN = "trial_cannot_win", "Even at best the trial cannot reach what another one has reached."
+    TRIAL_DIVERGED = "trial_diverged", "The trial's latest loss is not finite."
+    ENDED_BY_DRIVER = "ended_by_driver", "The driver of the trial's app has ended it."
+    TUNER_UNUSABLE = "tuner_unusable", "The app runs without the tuner that its tags name."
+    ORDER_FOR_STRANGER = "order_for_stranger", "The app's driver names a job that is none of the app's trials."
+
     # Shares of time.
     TIME_SHARE_TURN = "time_share_turn", "The job has received less than its share of time, so it runs this round."
     TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from metasched.core.apps import App, Bracket, Phase, TrialOrder, TunerSettings
 from metasched.core.batching import Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Placement, Snapshot
@@ -33,6 +34,13 @@ _JOB_NAMES = {
     "trials": "profiled",
 }
 """Today's names of job fields, by their names in format 1."""
+
+
+_RECORDS = (
+    *(Placement, Batching, BatchPlan, BatchRegime, GradientNoise),
+    *(App, Bracket, Phase, TrialOrder, TunerSettings),
+)
+"""Records inside nodes, jobs, quotas and snapshots."""
 
 
 class CodecError(MetaschedError):
@@ -104,7 +112,7 @@ def _as_json(value: object) -> Any:
         return dict(value)
     if isinstance(value, frozenset):
         return sorted(value)
-    if isinstance(value, Placement | Batching | BatchPlan | BatchRegime | GradientNoise):
+    if isinstance(value, _RECORDS):
         return _changed_fields(value)
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 

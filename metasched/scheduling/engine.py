@@ -1,5 +1,6 @@
 """One round: a snapshot goes in, targets and reasons come out.
 
+    snapshot    = the snapshot without the trials that their apps' tuners hold or have ended
     schedulable = snapshot without blocked and finished jobs, and without what such jobs still hold
     decision    = the policy's answer for the schedulable snapshot, checked against the contract
     placements  = nodes for as much of the decision as the quotas allow
@@ -16,7 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from metasched.apps.app_round import AppRound, apply_apps
 from metasched.capacity.shapes import without_allocations
+from metasched.core.apps import AppsState
 from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
@@ -29,6 +32,7 @@ from metasched.scheduling.quota_enforcement import jobs_without_quota, place_wit
 # The policy is asked again at most this often in a round, each time without more jobs that quotas leave nothing.
 MAX_REPEATED_DECISIONS = 16
 
+NO_APPS = AppsState()
 CANNOT_STOP = Reason(Code.NOT_PREEMPTIBLE)
 SUSPENDED_BY_OTHERS = Reason(Code.SUSPENDED_BY_OTHERS)
 
@@ -45,6 +49,8 @@ class RoundResult:
         reasons: by uid, for every live job, why it runs or waits.
         co_runners: by uid, the other job that should be on the same GPUs, for both jobs of each pair.
         batches: by uid, the batch plan that the trainer of a target should take up.
+        ends: by uid, why a live trial is to end for good.
+        apps: the apps' state, for the next round.
     """
 
     decision: Decision
@@ -53,23 +59,27 @@ class RoundResult:
     reasons: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
     batches: Mapping[str, BatchPlan] = field(default_factory=dict)
+    ends: Mapping[str, Reason] = field(default_factory=dict)
+    apps: AppsState = NO_APPS
 
 
-def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> RoundResult:
+def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, apps: AppsState = NO_APPS) -> RoundResult:
     """Decide and place one round, as the module's pseudo-code says.
 
     Args:
         snapshot: all jobs and nodes.
         policy: the policy to ask.
         state: the policy's state from its last round; None at its first.
+        apps: the apps' state from the last round.
 
     Raises:
         PolicyViolationError: the policy's decision breaks the contract.
     """
-    schedulable, hidden = _schedulable_snapshot(snapshot)
+    searched = _apply_apps(snapshot, policy, apps)
+    schedulable, hidden = _schedulable_snapshot(searched.snapshot)
     before = state if state is not None else policy.initial_state(schedulable)
     decision, after, placements, limited = _decide(snapshot, schedulable, policy, before)
-    reasons = {job.uid: reason for job, reason in hidden}
+    reasons = {**searched.held, **searched.ends, **{job.uid: reason for job, reason in hidden}}
     for _ in range(MAX_REPEATED_DECISIONS):
         if not (out := jobs_without_quota(snapshot, schedulable, decision, placements)):
             break
@@ -92,7 +102,8 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     }
     targets = {**retained, **placements.placed}
     co_runners = {**placements.co_runners, **_retained_pairs(snapshot, retained, targets)}
-    return RoundResult(decision, after, targets, reasons, co_runners, _batches(schedulable, decision, targets))
+    batches = _batches(schedulable, decision, targets)
+    return RoundResult(decision, after, targets, reasons, co_runners, batches, searched.ends, searched.state)
 
 
 def _decide(
@@ -111,9 +122,16 @@ def _decide(
     return decision, after, *place_within_quotas(snapshot, schedulable, decision)
 
 
-def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
+def precompute(
+    snapshot: Snapshot, policy: Policy, state: PolicyState, apps: AppsState = NO_APPS
+) -> Mapping[str, Any] | None:
     """The result of the policy's ``precompute`` on the schedulable snapshot, for a later round's ``precomputed``."""
-    return policy.precompute(_schedulable_snapshot(snapshot)[0], state)
+    return policy.precompute(_schedulable_snapshot(_apply_apps(snapshot, policy, apps).snapshot)[0], state)
+
+
+def _apply_apps(snapshot: Snapshot, policy: Policy, state: AppsState) -> AppRound:
+    """The round of apps, with apps of one where the policy asks for them."""
+    return apply_apps(snapshot, state, singles=policy.reads_apps)
 
 
 def _batches(snapshot: Snapshot, decision: Decision, targets: Mapping[str, Placement]) -> Mapping[str, BatchPlan]:

@@ -8,9 +8,11 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from metasched.cli import main
+from metasched.core.apps import App, Bracket, LossPoint, Phase, TrialOrder, TunerSettings
 from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyParameters, installed_policies
+from metasched.core.reasons import Code, Reason
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
 from metasched.throughput.measured_speed import MeasuredSpeed
@@ -45,6 +47,24 @@ def test_batch_sizes_and_noise_survive_the_codec():
     one = job("1", batching=batching, noise=GradientNoise(1e-9, 3.5), requested_batch=BatchPlan(16), most_gpus=4)
     one = one.evolve(iteration_parameters={"v100": (0.1, 0.01, 0.0, 0.0, 0.2, 0.05, 1.5)})
     snapshot = Snapshot(0.0, 1, 60.0, (), (one,))
+    assert decode(encode(snapshot)) == snapshot
+
+
+def test_apps_and_losses_survive_the_codec():
+    """A round is decided again from the same losses, tuners and orders; a diverged loss stays infinite."""
+    tuner = TunerSettings("halving", {"eta": 3.0})
+    losses = (LossPoint(1.0, 2.5), LossPoint(2.0, math.inf))
+    app = App(
+        *("array:5", "sweep", "ann", ("5_1", "5_2"), 1.0, 2.0, 3.0, tuner),
+        brackets=(Bracket(("5_1", "5_2"), (Phase(2, 10.0, 4), Phase(1, 20.0, 8)), 1),),
+        problem=Reason.of(Code.ORDER_FOR_STRANGER, job="7", more=0),
+    )
+    snapshot = Snapshot(
+        *(0.0, 1, 60.0, (), (job("5_1", app="array:5", tuner=tuner, losses=losses),)),
+        completed_trials=frozenset({"5_2"}),
+        trial_orders=(TrialOrder("array:5", "5_1", 2, end=True, words="pruned"),),
+        apps=(app,),
+    )
     assert decode(encode(snapshot)) == snapshot
 
 
