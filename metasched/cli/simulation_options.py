@@ -57,7 +57,7 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
             raise click.BadParameter(f"{part!r} is not KEY=VALUE", param_hint="--policy")
         try:
             parameters[key.strip()] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             parameters[key.strip()] = value
     try:
         taken = installed_policies().get(name).Parameters

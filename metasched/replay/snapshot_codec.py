@@ -47,6 +47,9 @@ class CodecError(MetaschedError):
     """The bytes are not a snapshot that this version can read."""
 
 
+_NOT_A_SNAPSHOT = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as compressed JSON, for ``decode``."""
     facts = _changed_fields(snapshot)
@@ -75,7 +78,7 @@ def decode(data: bytes) -> Snapshot:
             facts["jobs"] = [_renamed(job, _JOB_NAMES) for job in facts["jobs"]]
         speeds = _read_speeds_and_reasons(facts["jobs"])
         snapshot = msgspec.convert(facts, Snapshot)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
+    except (*_NOT_A_SNAPSHOT, msgspec.MsgspecError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
     return dataclasses.replace(snapshot, jobs=tuple(map(_with_speed, snapshot.jobs, speeds)))
 

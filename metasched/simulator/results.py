@@ -114,7 +114,7 @@ def read(path: Path) -> Result | None:
         return Result(**content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ResultError(f"{path}: not a simulation's result ({error!r}); remove it to have it made again") from error
 
 

@@ -55,12 +55,12 @@ class NodesSection(_Section):
         features: Slurm features of the nodes.
     """
 
-    count: Annotated[int, Field(ge=1)]
-    gpus: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    gpus: Annotated[int, Field(ge=0, le=10_000)]
     gpu_type: str = "gpu"
-    cpus: Annotated[int, Field(ge=1)] = 1_000_000
+    cpus: Annotated[int, Field(ge=1, le=10**9)] = 1_000_000
     memory_gib: Positive = 1_000_000.0
-    racks: Annotated[int, Field(ge=0)] = 0
+    racks: Annotated[int, Field(ge=0, le=100_000)] = 0
     features: tuple[str, ...] = Field(default=(), strict=False)
 
 
@@ -215,10 +215,10 @@ def load_scenario(path: Path) -> Scenario:
         read = _File.model_validate(data)
     except OSError as error:
         raise ScenarioError(path, [f"cannot be read: {error.strerror}"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ScenarioError(path, [f"is not TOML: {error}"]) from None
     except ValidationError as error:
         raise ScenarioError(path, explain(error, _File)) from None
+    except (ValueError, RecursionError) as error:  # syntax, bytes that are not UTF-8, endless digits or nesting
+        raise ScenarioError(path, [f"is not TOML: {error}"]) from None
     if problems := _unknown_types(read):
         raise ScenarioError(path, problems)
     return Scenario(

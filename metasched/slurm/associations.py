@@ -16,7 +16,9 @@ from metasched.slurm import field_parsers
 ROOT = "root"
 _NUMBERED = re.compile(r"\([0-9]+\)$")
 _BLOCK = re.compile(r"=\{([^{}]*)\}")
-_GPUS = re.compile(r"gres/gpu(?::([^=,()]+))?=([0-9]+)")
+# A number of more digits is no limit.
+_GPUS = re.compile(r"gres/gpu(?::([^=,()]+))?=([0-9]{1,18})(?![0-9])", re.ASCII)
+_COUNT = re.compile(r"[0-9]{1,18}(?![0-9])", re.ASCII)
 _USE_PARENT = 0x7FFFFFFF
 _SHARES = "SharesRaw/Norm/Level/Factor"
 
@@ -207,7 +209,7 @@ def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:
 
 def _count(text: str) -> int | None:
     """Read the limit of ``4(2)``, a limit with its usage; None for no limit."""
-    digits = re.match(r"[0-9]+", text, re.ASCII)
+    digits = _COUNT.match(text)
     return int(digits[0]) if digits else None
 
 

@@ -12,7 +12,8 @@ _SHARD = re.compile(_COUNTED % "shard", re.ASCII)
 _PARTS = re.compile(r"shard[^(),]*\((?P<parts>[0-9]+/[0-9]+(?:,[0-9]+/[0-9]+)*)\)", re.ASCII)
 _INDICES = re.compile(r"(?:gpu|shard)[^(),]*\(IDX:(?P<indices>[0-9,-]+)\)", re.ASCII)
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.ASCII)
-_MAX_TASKS = 4_000_001
+_MAX_TASK = 4_000_000  # the highest task number that MaxArraySize allows
+_MAX_TASKS = 100_000  # in one expression
 _ADDRESS = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}", re.ASCII)
 _COMMAS = re.compile(r",(?![^(]*\))")
@@ -94,7 +95,7 @@ def array_tasks(text: str) -> list[int]:
     """Parse an array expression (``1-5%2``, ``1-49:2``, ``1,3,7-9``) into task numbers.
 
     Raises:
-        ValueError: not an array expression (also one that Slurm cut short with ``...``).
+        ValueError: not an array expression (also one that Slurm cut short with ``...``), or more than 100,000 tasks.
     """
     tasks: list[int] = []
     for part in text.partition("%")[0].split(","):
@@ -103,7 +104,10 @@ def array_tasks(text: str) -> list[int]:
             raise ValueError(f"{part[:40]!r} is not a range of task numbers")
         first, step = int(match[1]), int(match[3] or 1)
         last = int(match[2] or first)
-        if step < 1 or last < first or last >= _MAX_TASKS:
+        if step < 1 or last < first or last > _MAX_TASK:
             raise ValueError(f"{part[:40]!r} is not a range of task numbers")
-        tasks.extend(range(first, last + 1, step))
+        found = range(first, last + 1, step)
+        if len(tasks) + len(found) > _MAX_TASKS:
+            raise ValueError(f"more than {_MAX_TASKS} tasks")
+        tasks.extend(found)
     return tasks

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 _MAX_HOSTS = 100_000
+_MAX_NAME = 255  # characters of one name
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", re.ASCII)
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,12})", re.ASCII)
+_NUMBER_AT_END = re.compile(r"[0-9]{1,12}\Z", re.ASCII)
 
 
 def expand(text: str) -> list[str]:
     """Expand a host list into node names, in the list's order.
 
     Raises:
-        ValueError: the text is not a host list, or names more than 100,000 hosts.
+        ValueError: the text is not a host list, names more than 100,000 hosts, or has a name of over 255 characters.
     """
     names: list[str] = []
     for item in _items(text):
@@ -28,14 +29,13 @@ def expand(text: str) -> list[str]:
 def compress(names: Iterable[str]) -> str:
     """Return one host list of all names, each once, with runs of numbers folded into ranges."""
     groups: dict[tuple[str, int], set[int]] = {}
-    plain: list[str] = []
+    plain: dict[str, None] = {}
     for name in names:
-        numbered = _NUMBERED.fullmatch(name)
-        if numbered:
-            prefix, digits = numbered.groups()
-            groups.setdefault((prefix, len(digits)), set()).add(int(digits))
-        elif name not in plain:
-            plain.append(name)
+        if number := _NUMBER_AT_END.search(name):
+            digits = number[0]
+            groups.setdefault((name[: number.start()], len(digits)), set()).add(int(digits))
+        else:
+            plain[name] = None
     return ",".join([*plain, *(_fold(prefix, width, sorted(group)) for (prefix, width), group in groups.items())])
 
 
@@ -68,6 +68,8 @@ def _expand_item(item: str) -> list[str]:
         choices = _ranges(part[1:-1]) if part.startswith("[") else [part]
         if len(names) * len(choices) > _MAX_HOSTS:
             raise ValueError(f"more than {_MAX_HOSTS} hosts")
+        if len(names[-1]) + max(map(len, choices)) > _MAX_NAME:
+            raise ValueError(f"a name of more than {_MAX_NAME} characters")
         names = [name + choice for name in names for choice in choices]
     return names
 

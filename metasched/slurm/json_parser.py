@@ -115,7 +115,7 @@ class _Fields:
             raise MalformedOutputError(self.label, field, "missing")
         try:
             return read(self._data.get(field))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             raise MalformedOutputError(self.label, field, f"{error} ({self._data.get(field)!a:.80})") from error
 
     def number(self, field: str) -> int | None:
@@ -166,7 +166,7 @@ def _parse(
     try:
         # strict=False: a control character that slipped through the writer must not hide all jobs.
         whole = json.loads(document, strict=False)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedOutputError(f"{command} --json", "", f"not JSON: {error}") from error
     if not isinstance(whole, Mapping) or not isinstance(whole.get(key), list):
         raise MalformedOutputError(f"{command} --json", key, "missing")

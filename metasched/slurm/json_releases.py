@@ -27,6 +27,7 @@ _NODES_BY_SCONTROL = (23, 2)
 
 # Slurm's NO_VAL, NO_VAL16, NO_VAL64, INFINITE... appear where an old release forgot to translate them.
 _SENTINELS = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
+_BEYOND = 2**64  # Slurm's numbers have at most 64 bits
 
 
 def release(text: str) -> tuple[int, ...]:
@@ -52,10 +53,10 @@ def number(value: Any) -> int | None:
         value = value.get("number")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        raise ValueError("not a whole number")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _BEYOND:
+        raise ValueError(f"not a whole number below {_BEYOND}")
     return None if value in _SENTINELS else value
 
 

@@ -84,7 +84,7 @@ def read_lease(path: Path) -> Lease:
     """
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LeaseError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise LeaseError(f"{path}: key 'format' must be {FORMAT}")

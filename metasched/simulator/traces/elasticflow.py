@@ -7,6 +7,7 @@ second for each number of GPUs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from metasched.throughput.scaling_curve import Curve, ScalingTraining
 
 WORKLOAD = ("job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu")
 BATCH = "global_batch_size"
+GPUS = re.compile("[1-9][0-9]{0,5}")
 
 Curves = Mapping[tuple[str, int], Curve]
 """Scaling curves by (model, global batch size)."""
@@ -33,7 +35,7 @@ def read_curves(folder: Path) -> Curves:
         for row in named_rows(path, (BATCH,)):
             sizes = {column: column.strip() for column in row.values if column != BATCH}
             for column, size in sizes.items():
-                if not size.isdecimal() or int(size) < 1:
+                if not GPUS.fullmatch(size):
                     raise row.refusal(column, "is not a number of GPUs", "name the column by a number")
             points = {int(size): speed for column, size in sizes.items() if (speed := _speed(row, column)) is not None}
             if not points:

@@ -37,6 +37,8 @@ def read_philly(path: Path, *, most_gpus: int | None = None, speed_up: float | N
         raise TraceError(path, None, None, "is not UTF-8 text", "give a text file") from None
     except json.JSONDecodeError as error:
         raise TraceError(path, error.lineno, None, f"is not JSON ({error.msg})", "mend the line") from None
+    except (ValueError, RecursionError) as error:  # endless digits or nesting
+        raise TraceError(path, None, None, f"is not JSON ({error})", "mend the file") from None
     if not isinstance(jobs, list):
         raise TraceError(path, None, None, "is not a list of jobs", "give cluster_job_log")
     runs = (_Entry(path, f"[{index}]", job).run(most_gpus) for index, job in enumerate(jobs))
@@ -78,6 +80,13 @@ class _Entry:
         except ValueError:
             self.refuse(key, f"{text!r} is not a time", "give YYYY-MM-DD HH:MM:SS")
 
+    def gpus(self) -> int:
+        """The number of GPUs that a server lists."""
+        found = self.value.get("gpus") or []
+        if not isinstance(found, list):
+            self.refuse("gpus", f"{found!r:.60} is not a list", "give the names of the GPUs")
+        return len(found)
+
     def run(self, most_gpus: int | None) -> RecordedRun | None:
         """The run of this job; None for a job without GPUs, or without an attempt that has both times."""
         submitted = self.instant("submitted_time")
@@ -91,7 +100,7 @@ class _Entry:
             if end < start:
                 attempt.refuse("end_time", "is before start_time", "give a later time")
             seconds += end - start
-            gpus = sum(len(server.value.get("gpus") or ()) for server in attempt.entries("detail")) or gpus
+            gpus = sum(server.gpus() for server in attempt.entries("detail")) or gpus
         if not seconds or not gpus:
             return None
         if most_gpus is not None and gpus > most_gpus:

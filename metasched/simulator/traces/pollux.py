@@ -7,6 +7,7 @@ A workload is a CSV of jobs: name, time, application, num_replicas, batch_size. 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def _step_time(row: Row) -> StepTime:
 
 def _batch(path: Path) -> int:
     size = path.stem.partition("-")[2]
-    if not size.isdecimal() or int(size) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise TraceError(path, None, None, "has no batch size in its name", "name it validation-BATCH.csv")
     return int(size)
 

@@ -88,7 +88,7 @@ def gpus_of(row: Row, most_gpus: int | None = None) -> int:
     allocated = row.values["AllocTRES"]
     counts = _GPUS.findall(allocated)[:1] or [count for _, count in _TYPED.findall(allocated)]
     for count in counts:
-        if not (count.isascii() and count.isdecimal()):
+        if not re.fullmatch("[0-9]{1,9}", count):
             raise row.refusal("AllocTRES", f"gres/gpu={count} is not a number of GPUs", "give a whole number")
     gpus = sum(map(int, counts))
     if most_gpus is not None and gpus > most_gpus:

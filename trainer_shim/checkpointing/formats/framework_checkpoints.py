@@ -17,15 +17,19 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from trainer_shim.checkpointing.atomic_files import atomic_file, checksum_file, read_with_retries, sync_directory
+from trainer_shim.checkpointing.atomic_files import (
+    FileChecksum,
+    atomic_file,
+    checksum_file,
+    read_with_retries,
+    sync_directory,
+)
 from trainer_shim.checkpointing.checkpoint_pruning import retained
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
-
-    from trainer_shim.checkpointing.atomic_files import FileChecksum
 
 FORMAT = 1
 
@@ -171,7 +175,7 @@ def _read(manifest: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(manifest.read_bytes())
         version = content["format"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _DamagedError(f"its manifest cannot be read ({error!r})") from error
     if version != FORMAT:
         raise CheckpointError(f"{manifest}: format {version!r} was written by another version; this one reads {FORMAT}")
@@ -180,16 +184,24 @@ def _read(manifest: Path) -> dict[str, Any]:
 
 def _read_verified(manifest: Path) -> FrameworkCheckpoint:
     content = _read(manifest)
-    path = manifest.with_name(content["path"])
-    for name, expected in content["files"].items():
-        file = path / name if name else path
-        size = file.stat().st_size
-        if size != expected[0]:
-            raise _DamagedError(f"{name or path.name} has {size} bytes instead of {expected[0]}")
-        if checksum_file(file) != tuple(expected):
-            raise _DamagedError(f"{name or path.name} has another checksum than when it was written")
-    generation = int(manifest.parent.name.partition("-")[2])
-    return FrameworkCheckpoint(path, generation, content["step"], content["facts"])
+    try:
+        path = manifest.with_name(content["path"])
+        files = {name: FileChecksum(*expected) for name, expected in content["files"].items()}
+        generation = int(manifest.parent.name.partition("-")[2])
+        found = FrameworkCheckpoint(path, generation, content["step"], content["facts"])
+        for name, expected in files.items():
+            _verify_file(path / name if name else path, name or path.name, expected)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:  # also of names that no file can have
+        raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
+    return found
+
+
+def _verify_file(file: Path, name: str, expected: FileChecksum) -> None:
+    size = file.stat().st_size
+    if size != expected.size:
+        raise _DamagedError(f"{name} has {size} bytes instead of {expected.size}")
+    if checksum_file(file) != expected:
+        raise _DamagedError(f"{name} has another checksum than when it was written")
 
 
 def _remove(path: Path) -> None:

@@ -366,9 +366,9 @@ def _read_manifest(manifest: Path) -> ScriptCheckpoint:
     try:
         content = json.loads(manifest.read_bytes())
         version = content["format"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _DamagedError(f"its manifest cannot be read ({error!r})") from error
-    if version not in {1, FORMAT}:
+    if version not in (1, FORMAT):
         raise CheckpointError(
             f"{manifest}: was written by another version of trainer_shim, in format {version!r}, and this one reads "
             f"{FORMAT}: use that version, or another checkpoint directory"
