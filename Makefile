@@ -1,7 +1,7 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles any-input shim integrations slurm gpu test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles any-input fuzz shim integrations slurm gpu test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -9,6 +9,7 @@ TESTS := lint types unit oracles shim integrations slurm
 KILLS ?= 200
 CLUSTERS ?= 10000
 EXAMPLES ?= 200
+INPUTS ?= 100000
 SLURM ?= 22.05
 SUBSET ?=
 
@@ -49,6 +50,10 @@ gpu: python ## tests of the shim on a GPU, where there is one; not part of `make
 
 any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make oracles` has 200
 	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/oracles/test_any_input.py
+
+fuzz: python ## INPUTS=100000 hostile inputs for each parser, guided by coverage (installs atheris)
+	$(BIN)/pip install --quiet --no-deps atheris==3.0.0
+	$(BIN)/python -m tests.fuzz --runs $(INPUTS)
 
 test-kills: cluster ## KILLS=200 random kills of trainers, wrappers, Slurm and nodes; every training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)
