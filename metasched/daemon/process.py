@@ -14,7 +14,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -38,6 +38,7 @@ from metasched.slurm.client import SlurmClient
 from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmUnavailableError
 from metasched.store import Store
+from metasched.store.permissions import make_private
 
 # What is read only at the start, besides the section [paths].
 FIXED = (("slurm", "client"), ("slurm", "timeout_seconds"))
@@ -188,9 +189,11 @@ class Daemon:
         log.error("reload_refused", error=error, effect="the old configuration stays in force")
 
 
-def _make_directory(key: str, path: Path) -> None:
+@contextlib.contextmanager
+def _naming(key: str, path: Path) -> Iterator[None]:
+    """Turn errors of the file system into an error that names the key of the configuration."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise StateDirectoryError(key, path, error) from None
 
@@ -208,9 +211,12 @@ def run(path: Path, *, standby: bool = False) -> None:
     registry = installed_policies()
     config = load(path, registry)
     configure_logs(config.log)
-    _make_directory("state", config.paths.state)
-    _make_directory("shared", config.paths.shared)
-    mailbox, database = Mailbox(config.paths.shared), config.paths.state / DATABASE
+    database = config.paths.state / DATABASE
+    with _naming("state", config.paths.state):
+        make_private(config.paths.state, database)
+    with _naming("shared", config.paths.shared):
+        config.paths.shared.mkdir(parents=True, exist_ok=True)
+    mailbox = Mailbox(config.paths.shared)
     lock_path, copies_path = config.paths.shared / LOCK, config.paths.shared / COPIES
     with (
         DaemonLock.wait(lock_path, STANDBY_SECONDS, _report_standby())

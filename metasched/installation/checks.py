@@ -58,6 +58,9 @@ def check(facts: Facts) -> list[Finding]:
 def _state(facts: Facts) -> Iterator[Finding]:
     subject, directory = "[paths] state", facts.state
     yield from _usable(subject, directory, facts.user)
+    if directory.readable_by_all:
+        text = f"every user may enter {directory.path}: a reader of the database can keep the daemon from writing"
+        yield Finding("error", subject, text, f"chmod o-rwx,g-w {directory.path}")
     if directory.filesystem in NETWORK:
         text = f"{directory.path} is on {directory.filesystem}: SQLite is not safe there"
         yield Finding("error", subject, text, "name a directory on a local disk")

@@ -48,6 +48,7 @@ class Directory:
         free: bytes left on the file system; None if not known.
         locks: whether POSIX locks work there; None if not tried.
         open_to_all: whether every user may make and remove files there.
+        readable_by_all: whether every user may open the files there.
         missing: whether the directory does not exist yet.
     """
 
@@ -57,6 +58,7 @@ class Directory:
     free: int | None
     locks: bool | None
     open_to_all: bool = False
+    readable_by_all: bool = False
     missing: bool = False
 
 
@@ -143,8 +145,17 @@ def probe_directory(path: Path) -> Directory:
     free = None
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(existing).free
-    open_to_all = existing == path and existing.stat().st_mode & stat.S_IWOTH != 0
-    return Directory(path, problem, _filesystem(existing), free, locks, open_to_all, missing=existing != path)
+    mode = existing.stat().st_mode if existing == path else 0
+    return Directory(
+        path,
+        problem,
+        _filesystem(existing),
+        free,
+        locks,
+        open_to_all=mode & stat.S_IWOTH != 0,
+        readable_by_all=mode & stat.S_IXOTH != 0,
+        missing=existing != path,
+    )
 
 
 def _can_lock(file: int) -> bool:

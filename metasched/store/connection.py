@@ -20,6 +20,7 @@ from metasched.store.errors import (
     UnusableStoreError,
     translated,
 )
+from metasched.store.permissions import create_private
 
 BUSY_SECONDS = 10.0
 _NEWEST_STATES = "WHERE (policy, round) IN (SELECT policy, max(round) FROM other.policy_state GROUP BY policy)"
@@ -87,7 +88,8 @@ class Connection:
             raise MissingStoreError(path)
         if not read_only:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                create_private(path)
             except OSError as error:
                 raise UnusableStoreError(path, READ_ONLY, str(error)) from error
         with _translating(path):

@@ -147,6 +147,10 @@ def test_a_sound_installation_has_no_faults():
             *("error", "[paths] state", "[paths] shared as well", "name another directory"),
         ),
         (
+            dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, readable_by_all=True)),
+            *("error", "[paths] state", "every user may enter", f"chmod o-rwx,g-w {STATE}"),
+        ),
+        (
             dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, missing=True)),
             *("warning", "[paths] shared", "does not exist yet", f"install -d -o metasched {SHARED}"),
         ),
@@ -309,6 +313,14 @@ def test_a_world_writable_directory_is_an_error(tmp_path):
     tmp_path.chmod(0o1777)
     assert probe_directory(tmp_path).open_to_all
     assert not probe_directory(tmp_path / "missing").open_to_all
+
+
+def test_a_directory_that_every_user_may_enter_is_noticed(tmp_path):
+    """Other users could lock the database."""
+    tmp_path.chmod(0o755)
+    assert probe_directory(tmp_path).readable_by_all
+    tmp_path.chmod(0o750)
+    assert not probe_directory(tmp_path).readable_by_all
 
 
 def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
