@@ -148,7 +148,7 @@ class Pollux(Policy):
         given = self.parameters
         return round_problem(
             snapshot,
-            p=LEAST_EXPONENT if given.p == MINIMUM else max(float(given.p), LEAST_EXPONENT),
+            p=max(float(given.p), LEAST_EXPONENT),
             growth=growth,
             avoid_interference=given.avoid_interference,
             restart_seconds=given.restart_seconds,
