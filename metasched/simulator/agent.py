@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 from metasched.core.batching import BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Job, Placement
-from metasched.throughput.goodput import BatchLimits, Goodput
+from metasched.throughput.goodput import Goodput
 from metasched.throughput.iteration_fit import MeasuredIteration, fit_iteration, fit_types, pass_ratios
 from metasched.throughput.iteration_time import IterationParameters
+from metasched.throughput.job_goodput import batch_limits
 from metasched.throughput.training import AdaptiveTraining, Pace, Training
 
 NOTHING_KNOWN: Mapping[str, IterationParameters] = MappingProxyType({})
@@ -118,12 +119,10 @@ class Agent:
 
     def retune(self, done: float, placement: Placement) -> None:
         """Take up the batch plan with the highest goodput, by the noise and the fit after ``done`` steps."""
-        found, known = self._fit().get(placement.gpu_type or ""), self._batching
+        found = self._fit().get(placement.gpu_type or "")
         if found is None:
             return
-        first, most, at_once = known.first_batch, known.max_batch, known.max_per_gpu
-        limits = BatchLimits(first, most or first, at_once or first, known.min_per_gpu)
-        goodput = Goodput(found, limits, self._noise(done).scale)
+        goodput = Goodput(found, batch_limits(self._batching), self._noise(done).scale)
         best = goodput.best(placement.gpus, multi_node=len(placement.nodes) > 1)
         if best is not None:
             self.plan = best.plan
