@@ -301,7 +301,9 @@ def missed(speed: Mapping[str, float], found: Mapping[tuple[int, int], Mapping[s
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the tables; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxNODES", help="sizes of states")
+    parser.add_argument(
+        "--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxNODES", help="sizes of states"
+    )
     parser.add_argument(
         "--artifact", type=Path, metavar="DIR", help="the public code's simulator folder, to compare with"
     )

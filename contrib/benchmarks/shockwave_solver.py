@@ -132,8 +132,12 @@ def missed(rows: Sequence[dict[str, Any]], program: dict[str, float]) -> list[st
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the tables; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxGPUS", help="sizes of windows")
-    parser.add_argument("--program", type=common.size, default=PROGRAM, metavar="JOBSxGPUS", help="the size for the program")
+    parser.add_argument(
+        "--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxGPUS", help="sizes of windows"
+    )
+    parser.add_argument(
+        "--program", type=common.size, default=PROGRAM, metavar="JOBSxGPUS", help="the size for the program"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="the program's time limit, in seconds")
     options = parser.parse_args(given)
     rows = [row for jobs, gpus in options.sizes for row in measure(jobs, gpus)]
