@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -65,6 +66,18 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def size(text: str) -> tuple[int, int]:
+    """Parse an option such as ``160x64``: two whole numbers above 0.
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]), int(match[2])
 
 
 def say(text: str) -> None:

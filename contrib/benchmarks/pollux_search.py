@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import resource
 import statistics
 import subprocess
@@ -254,18 +253,6 @@ def milliseconds(action: Callable[[], object], times: int) -> float:
     return statistics.median(taken)
 
 
-def size(text: str) -> tuple[int, int]:
-    """Parse an option such as ``160x64``.
-
-    Raises:
-        ValueError: the text is not of that form.
-    """
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]), int(match[2])
-
-
 def measure(of: tuple[int, int], options: Any) -> dict[str, Any]:
     """All searches on one state, of (jobs, nodes)."""
     jobs, nodes = of
@@ -314,7 +301,9 @@ def missed(speed: Mapping[str, float], found: Mapping[tuple[int, int], Mapping[s
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the tables; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--sizes", type=size, nargs="+", default=SIZES, metavar="JOBSxNODES", help="sizes of states")
+    parser.add_argument(
+        "--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxNODES", help="sizes of states"
+    )
     parser.add_argument(
         "--artifact", type=Path, metavar="DIR", help="the public code's simulator folder, to compare with"
     )

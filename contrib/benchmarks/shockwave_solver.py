@@ -11,7 +11,6 @@ HiGHS on one thread. Seconds are CPU time of one thread.
 from __future__ import annotations
 
 import json
-import re
 import resource
 import sys
 import time
@@ -116,18 +115,6 @@ def compared(jobs: int, gpus: int, *, seconds: float) -> dict[str, float]:
     }
 
 
-def size(text: str) -> tuple[int, int]:
-    """Parse an option such as ``500x256``.
-
-    Raises:
-        ValueError: the text is not of that form.
-    """
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]), int(match[2])
-
-
 def missed(rows: Sequence[dict[str, Any]], program: dict[str, float]) -> list[str]:
     """The targets that are missed, in words."""
     words = []
@@ -145,8 +132,12 @@ def missed(rows: Sequence[dict[str, Any]], program: dict[str, float]) -> list[st
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the tables; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--sizes", type=size, nargs="+", default=SIZES, metavar="JOBSxGPUS", help="sizes of windows")
-    parser.add_argument("--program", type=size, default=PROGRAM, metavar="JOBSxGPUS", help="the size for the program")
+    parser.add_argument(
+        "--sizes", type=common.size, nargs="+", default=SIZES, metavar="JOBSxGPUS", help="sizes of windows"
+    )
+    parser.add_argument(
+        "--program", type=common.size, default=PROGRAM, metavar="JOBSxGPUS", help="the size for the program"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="the program's time limit, in seconds")
     options = parser.parse_args(given)
     rows = [row for jobs, gpus in options.sizes for row in measure(jobs, gpus)]

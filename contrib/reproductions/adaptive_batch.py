@@ -149,7 +149,7 @@ def train(task: Task, batch: int, seed: int, steps: int) -> Training:
     inputs, targets, unseen_inputs, unseen_targets = task.data
     model, found, averages = task.make(), Training(), NoiseAverages()
     optimizer = task.optimizer(model.parameters())
-    noise, rule = GradientNoise([optimizer], alone=True), RULES[task.rule]
+    noise, rule = GradientNoise([optimizer]), RULES[task.rule]
     plan = plan_batch(batch, 1, task.first_batch)
     progress, samples, step, epoch = 0.0, 0, 0, 0
     while progress < steps:
@@ -162,7 +162,7 @@ def train(task: Task, batch: int, seed: int, steps: int) -> Training:
             noise.end_pass(None)
             if not micro.last:
                 continue
-            sums = noise.finish_step(step, 1)
+            sums = noise.finish_step(step)
             measured = sums and sums.measurement(batch)
             if measured:
                 averages = averages.updated(*measured, MEASURE_EVERY * batch / task.first_batch)

@@ -17,7 +17,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,7 @@ from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDIC
 from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
+from contrib.reproductions.stored_results import Results, add_results, print_tables
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy, installed_policies
 from metasched.simulator.metrics import Metrics
@@ -242,41 +243,10 @@ class Row:
 CELLS = "average JCT, h | p99, h | unfair | worst FTF | preemptions of a job"
 
 
-class Results:
-    """Finished simulations, stored in a file, if there is one; those that it has are not repeated.
-
-    Args:
-        file: JSON lines, of ``simulation``, a list of texts, and its figures; None to store nothing.
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._found: dict[tuple[str, ...], dict[str, float]] = {}
-        if file is not None and file.exists():
-            for text in file.read_text().splitlines():
-                stored = json.loads(text)
-                self._found[tuple(stored["simulation"])] = stored["figures"]
-
-    def row(self, workload: Workload, policy: Policy) -> Row:
-        """The row of a simulation."""
-        parameters = json.dumps(policy.parameters.model_dump(mode="json"), sort_keys=True)
-        return Row(
-            **self.figures((workload.source, policy.name, parameters), lambda: asdict(_simulate(workload, policy)))
-        )
-
-    def figures(self, simulation: tuple[str, ...], simulate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """The figures of a simulation, by name.
-
-        Args:
-            simulation: all that identifies it.
-            simulate: runs it; called only if the file does not have it.
-        """
-        if simulation not in self._found:
-            found = self._found[simulation] = simulate()
-            if self._file is not None:
-                with self._file.open("a") as out:
-                    out.write(json.dumps({"simulation": simulation, "figures": found}) + "\n")
-        return self._found[simulation]
+def _row(results: Results, workload: Workload, policy: Policy) -> Row:
+    parameters = json.dumps(policy.parameters.model_dump(mode="json"), sort_keys=True)
+    simulation = workload.source, policy.name, parameters
+    return Row(**results.figures(simulation, lambda: asdict(_simulate(workload, policy))))
 
 
 def _simulate(workload: Workload, policy: Policy) -> Row:
@@ -291,7 +261,7 @@ def compare(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[st
     yield "|---|---|---|---|---|---|---|"
     for name, workloads in sets.items():
         rows = {
-            label: Row.mean([results.row(one, policy) for one in workloads])
+            label: Row.mean([_row(results, one, policy) for one in workloads])
             for label, policy in compared_policies().items()
         }
         for label, row in rows.items():
@@ -317,13 +287,13 @@ def demands(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[st
         "themis": GavelFinishTimeFairness(),
     }
     for name, workloads in sets.items():
-        row = Row.mean([results.row(one, Las(TIRESIAS)) for one in workloads])
+        row = Row.mean([_row(results, one, Las(TIRESIAS)) for one in workloads])
         yield f"| {name} | none needed | tiresias | {row.cells} |"
         for known in (EXACT, WRONG, QUARTER, HALF, UNKNOWN, UNPREDICTABLE):
             for label, policy in needing.items():
                 if known == UNPREDICTABLE and label != "ares":
                     continue  # the other policies do not read predictions
-                row = Row.mean([results.row(known.known(one, seed), policy) for seed, one in enumerate(workloads)])
+                row = Row.mean([_row(results, known.known(one, seed), policy) for seed, one in enumerate(workloads)])
                 yield f"| {name} | {known.name} | {label} | {row.cells} |"
 
 
@@ -333,7 +303,7 @@ def alphas(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[str
     yield "|---|---|---|---|---|---|"
     for name, workloads in sets.items():
         for alpha in ALPHAS:
-            found = [results.row(one, Ares(AresParameters(alpha=alpha))) for one in workloads]
+            found = [_row(results, one, Ares(AresParameters(alpha=alpha))) for one in workloads]
             times = [row.jct for row in found]
             low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
             row = Row.mean(found)
@@ -369,24 +339,18 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=common.positive, default=8, help="number of traces of each set")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces (default: all)")
-    parser.add_argument("--results", type=Path, help="file of finished simulations, which another run skips")
+    add_results(parser)
     options = parser.parse_args(given)
     data = Data(options.data / "pollux", options.scale)
     sets = {name: traces for name, traces in data.sets().items() if not options.sets or name in options.sets}
     results = Results(options.results)
-    made = {
+    tables = {
         "compare": lambda: compare(sets, results),
         "alpha": lambda: alphas(sets, results),
         "loop": lambda: loop(data, results),
         "demand": lambda: demands(sets, results),
     }
-    tables: dict[str, list[str]] = {}
-    for table in options.only:
-        for line in made[table]():
-            tables.setdefault(table, []).append(line)
-            print(line, flush=True)
-        print()
-    common.finish(tables, as_json=options.json)
+    print_tables(options.only, tables, as_json=options.json)
     return 0
 
 

@@ -17,9 +17,8 @@ JSON; another run with the same sizes skips the pairs that the file has.
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +43,7 @@ from contrib.reproductions.gavel_experiments import (
 )
 from contrib.reproductions.gavel_hierarchy import hierarchy
 from contrib.reproductions.gavel_workloads import GPUS, Line, Scale
+from contrib.reproductions.stored_results import add_results, append_result, read_results
 from metasched.throughput.throughput_table import ThroughputTable
 
 HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=common.positive, help="number of seeds")
     parser.add_argument("--plots", type=Path, help="directory of the plots")
     parser.add_argument("--processes", type=common.positive, default=1, help="simulations at once")
-    parser.add_argument("--results", type=Path, help="file of finished headlines, which another run skips")
+    add_results(parser)
     given = parser.parse_args()
     first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
     table = ThroughputTable.read(given.data / "gavel" / "simulation_throughputs.json")
@@ -109,7 +109,9 @@ def main() -> int:
                 errors.append(error)
             else:
                 done[name, seed] = future.result()
-                _store_result(given.results, scale, name, seed, future.result())
+                kept = [asdict(line) for line in future.result()]
+                result = {"sizes": _sizes(scale), "headline": name, "seed": seed, "lines": kept}
+                append_result(given.results, result)
     if errors:
         raise errors[0]
     print("| figure | paper | public code | ours |\n|---|---|---|---|")
@@ -132,21 +134,11 @@ def _run_headline(scale: Scale, name: str, seed: int) -> list[Line]:
 def _read_results(file: Path | None, scale: Scale) -> dict[tuple[str, int], list[Line]]:
     """The stored lines of runs of the same sizes, by headline and seed."""
     found: dict[tuple[str, int], list[Line]] = {}
-    if file is not None and file.exists():
-        for text in file.read_text().splitlines():
-            stored = json.loads(text)
-            if stored["sizes"] == _sizes(scale):
-                lines = [Line(**line | {"ours": tuple(line["ours"])}) for line in stored["lines"]]
-                found[stored["headline"], stored["seed"]] = lines
+    for stored in read_results(file):
+        if stored["sizes"] == _sizes(scale):
+            lines = [Line(**line | {"ours": tuple(line["ours"])}) for line in stored["lines"]]
+            found[stored["headline"], stored["seed"]] = lines
     return found
-
-
-def _store_result(file: Path | None, scale: Scale, name: str, seed: int, lines: Sequence[Line]) -> None:
-    """Append the lines of one headline and seed to the file, if there is one."""
-    if file is not None:
-        stored = {"sizes": _sizes(scale), "headline": name, "seed": seed, "lines": [asdict(line) for line in lines]}
-        with file.open("a") as out:
-            out.write(json.dumps(stored) + "\n")
 
 
 def _sizes(scale: Scale) -> list[int]:

@@ -23,10 +23,10 @@ from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
-from contrib.reproductions.ares_headlines import Results
 from contrib.reproductions.parity_rows.pollux import NODES, SETTINGS, TIRESIAS
 from contrib.reproductions.pollux_iteration import fitted
 from contrib.reproductions.published_loops.pollux import PolluxLoop
+from contrib.reproductions.stored_results import Results, add_results, print_tables
 from contrib.reproductions.typed_training import on_types
 from metasched.core.policy import Policy
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux
@@ -392,16 +392,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), help="tables")
     parser.add_argument("--workloads", nargs="+", type=common.positive, default=[], help="numbers (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of nodes and jobs")
-    parser.add_argument("--results", type=Path, help="file of finished simulations, which another run skips")
+    add_results(parser)
     options = parser.parse_args(given)
     runs = Headlines(options.data / "pollux", options.workloads, options.scale, Results(options.results))
-    tables: dict[str, list[str]] = {}
-    for table in options.only:
-        for line in TABLES[table](runs):
-            tables.setdefault(table, []).append(line)
-            print(line, flush=True)
-        print()
-    common.finish(tables, as_json=options.json)
+    tables = {name: partial(table, runs) for name, table in TABLES.items()}
+    print_tables(options.only, tables, as_json=options.json)
     return 0
 
 

@@ -10,10 +10,11 @@ import click
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, reason_fields
 from metasched.cli.paths import CommandPaths, state_option
 from metasched.configuration.file_names import DATABASE
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.core.policy import Policy, installed_policies
 from metasched.core.reason_words import words
-from metasched.replay.replay import Replayed, replay
+from metasched.replay.replay import Difference, Replayed, replay
 from metasched.store import Store
 
 DIFFERENT = 3
@@ -43,7 +44,7 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
             for difference in found.differences:
                 job = names[difference.uid][0].slurm_job_id if names[difference.uid] else difference.uid
                 why = "" if difference.reason is None else words(difference.reason)
-                moved = f"{_nodes_text(difference.stored)} -> {_nodes_text(difference.replayed)}"
+                moved = f"{_stored_text(difference)} -> {_replayed_text(difference)}"
                 click.echo(clean(f"round {found.record.round}: job {job}: {moved}: {why}"))
         different = sum(1 for found in rounds if found.differences)
         decided = sum(found.jobs for found in rounds)
@@ -52,10 +53,19 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
         raise SystemExit(DIFFERENT)
 
 
-def _nodes_text(placement: Placement | None) -> str:
+def _stored_text(difference: Difference) -> str:
+    return _decision_text(difference.stored, difference.stored_batch)
+
+
+def _replayed_text(difference: Difference) -> str:
+    return _decision_text(difference.replayed, difference.replayed_batch)
+
+
+def _decision_text(placement: Placement | None, batch: BatchPlan | None) -> str:
     if placement is None:
         return "waits"
-    return ",".join(f"{node}:{gpus}" for node, gpus in placement.node_gpus)
+    nodes = ",".join(f"{node}:{gpus}" for node, gpus in placement.node_gpus)
+    return nodes if batch is None else f"{nodes} ({batch.per_gpu} samples x {batch.accumulation} passes)"
 
 
 def _plain(found: Replayed) -> dict[str, Any]:
@@ -67,8 +77,8 @@ def _plain(found: Replayed) -> dict[str, Any]:
         "differences": [
             {
                 "uid": d.uid,
-                "stored": _nodes_text(d.stored),
-                "replayed": _nodes_text(d.replayed),
+                "stored": _stored_text(d),
+                "replayed": _replayed_text(d),
                 **reason_fields(d.reason),
             }
             for d in found.differences

@@ -64,11 +64,9 @@ def command(
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
     with read_only_controller(command_paths.config) as (controller, store):
-        snapshot, current, schedule = (
-            controller.current_snapshot(fits_iterations=True),
-            controller.policy,
-            controller.config.schedule,
-        )
+        snapshot = controller.current_snapshot(fits_iterations=True)
+        current = controller.policy
+        schedule = controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
         settings = Settings(
             round_seconds=schedule.round_seconds,

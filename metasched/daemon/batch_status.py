@@ -1,8 +1,11 @@
-"""The published batch size of a job: the batch in force, and the batch that its trainer is still to take up. Pure."""
+"""The published batch size of a job: the batch in force, its gain, and the batch that the trainer is still to take up.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from metasched.core.batching import BatchControl, Batching, BatchPlan
+from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Job, Placement, Status
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
@@ -36,6 +39,15 @@ def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: Ba
         note="" if note is None else words(note),
         note_code="" if note is None else note.code,
     )
+
+
+def step_gain(job: Job) -> float:
+    """How many steps at the job's first batch one of its steps is worth now."""
+    found = _batch_and_noise(job)
+    if found is None or found[0].control is not BatchControl.SCHEDULER:
+        return 1.0
+    batching, batch, noise = found
+    return noise.gain(batching.first_batch, batch)
 
 
 def _obstacle(job: Job, *, consents: bool) -> Reason | None:
@@ -72,7 +84,16 @@ def _plan_status(plan: BatchPlan, gpus: int) -> PlanStatus:
 
 
 def _efficiency(job: Job) -> float | None:
+    found = _batch_and_noise(job)
+    if found is None:
+        return None
+    batching, batch, noise = found
+    return noise.efficiency(batching.first_batch, batch)
+
+
+def _batch_and_noise(job: Job) -> tuple[Batching, int, GradientNoise] | None:
+    """The job's batch limits, its batch in force and its gradient noise; None where one of them is not known."""
     batching, noise = job.batching, job.noise
     if batching is None or noise is None or batching.global_batch is None:
         return None
-    return noise.efficiency(batching.first_batch, batching.global_batch)
+    return batching, batching.global_batch, noise

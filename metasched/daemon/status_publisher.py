@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.core.batching import BatchControl
 from metasched.core.model import Job, Snapshot
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
-from metasched.daemon.batch_status import batch_status
+from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
@@ -134,7 +133,7 @@ class StatusPublisher:
             time_slicing=co_runner is not None and suspended,
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
-            step_gain=_step_gain(job),
+            step_gain=step_gain(job),
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
         )
 
@@ -162,14 +161,6 @@ class StatusPublisher:
             finished=record.finished,
             slo_seconds=needed.get("slo_seconds"),
         )
-
-
-def _step_gain(job: Job) -> float:
-    """Return how many steps at the job's first batch one of its steps is worth now."""
-    batching = job.batching
-    if batching is None or batching.control is not BatchControl.SCHEDULER or batching.global_batch is None:
-        return 1.0
-    return 1.0 if job.noise is None else job.noise.gain(batching.first_batch, batching.global_batch)
 
 
 def _reason_fields(reason: Reason) -> dict[str, Any]:

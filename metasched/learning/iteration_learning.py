@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 
 from metasched.store import IterationRecord, Store
-from metasched.throughput.iteration_fit import MeasuredIteration, fit_iteration, fit_types, pass_ratios
+from metasched.throughput.iteration_fit import MeasuredIteration
 from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.measured_speed import moving_mean, within_tolerance
+from metasched.throughput.typed_fits import TypedFits
 
 TOLERANCE = 0.02
 """Relative change of a duration from which on a subject's parameters are fitted anew."""
@@ -36,8 +36,7 @@ class IterationLearning:
         self._store = store
         self._measured: dict[str, dict[Configuration, float]] = {}  # seconds, by subject
         self._fitted_for: dict[str, dict[Configuration, float]] = {}  # the durations of the latest fit, by subject
-        self._own_fits: dict[str, Mapping[str, IterationParameters]] = {}  # of measured types alone
-        self._ratios: Mapping[tuple[str, str], float] = {}
+        self._typed_fits = TypedFits()
         self._fits: dict[str, Mapping[str, IterationParameters]] = {}
         for record in store.iterations():
             self._measured.setdefault(record.subject, {})[_configuration(record)] = record.seconds
@@ -61,8 +60,9 @@ class IterationLearning:
     def forget(self, subject: str) -> None:
         """Drop the durations of a job that has ended and names no model."""
         if self._measured.pop(subject, None) is not None:
-            for found in (self._fitted_for, self._own_fits, self._fits):
-                found.pop(subject, None)
+            self._fitted_for.pop(subject, None)
+            self._fits.pop(subject, None)
+            self._typed_fits.forget(subject)
             self._store.delete_iterations(subject)
 
     def _fit(self, subject: str, measured: Mapping[Configuration, float]) -> None:
@@ -70,15 +70,8 @@ class IterationLearning:
         for (gpu_type, gpus, multi_node, per_gpu, accumulation), seconds in measured.items():
             one = MeasuredIteration(gpus, multi_node, per_gpu, accumulation, seconds)
             by_type.setdefault(gpu_type, []).append(one)
-        own = {gpu_type: fit_iteration(found) for gpu_type, found in by_type.items()}
-        types_changed = own.keys() != self._own_fits.get(subject, {}).keys()
-        self._own_fits[subject] = own
-        if types_changed or len(own) > 1:  # the iterations of one type alone tell no ratio
-            self._ratios = pass_ratios(
-                (median(where[3] for where in self._measured[name]), fits) for name, fits in self._own_fits.items()
-            )
         self._fitted_for[subject] = dict(measured)
-        self._fits[subject] = fit_types(by_type, self._ratios, fitted=own)
+        self._fits[subject] = self._typed_fits.fit(subject, by_type)
 
 
 def _configuration(record: IterationRecord) -> Configuration:

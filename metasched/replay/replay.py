@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from metasched.core.batching import BatchPlan
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement
 from metasched.core.policy import Policy, PolicyParameters, Registry
 from metasched.core.reasons import Reason
 from metasched.core.validation_messages import explain
 from metasched.replay.snapshot_codec import decode
-from metasched.scheduling.engine import run_round
+from metasched.scheduling.engine import RoundResult, run_round
 from metasched.store import RoundRecord, Store
 
 
@@ -31,18 +32,22 @@ class NoSnapshotError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One job whose recorded and replayed decisions differ; None stands for a job that waits.
+    """One job whose recorded and replayed decisions differ; no placement stands for a job that waits.
 
     Attributes:
         uid: the job.
         stored: the placement that the daemon decided.
         replayed: the placement that the replay decides.
+        stored_batch: the batch plan that the daemon decided; None where the batch was left as it was.
+        replayed_batch: the same of the replay.
         reason: the replay's reason; None where it has none for the job.
     """
 
     uid: str
     stored: Placement | None
     replayed: Placement | None
+    stored_batch: BatchPlan | None
+    replayed_batch: BatchPlan | None
     reason: Reason | None
 
 
@@ -91,8 +96,8 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
             snapshot = replace(snapshot, precomputed=None)  # it was computed for the recorded policy
         result = run_round(snapshot, policy, state)
         carried = result.state
-        stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
-        yield Replayed(record, len(stored), _differences(stored, result.targets, result.reasons))
+        stored = {d.uid: (d.granted, d.batch) for d in store.decisions_of(record.round)}
+        yield Replayed(record, len(stored), _differences(stored, result))
 
 
 def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
@@ -104,10 +109,11 @@ def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
 
 
 def _differences(
-    stored: Mapping[str, Placement | None], targets: Mapping[str, Placement], reasons: Mapping[str, Reason]
+    stored: Mapping[str, tuple[Placement | None, BatchPlan | None]], result: RoundResult
 ) -> tuple[Difference, ...]:
-    return tuple(
-        Difference(uid, stored.get(uid), targets.get(uid), reasons.get(uid))
-        for uid in sorted(stored.keys() | reasons.keys())
-        if stored.get(uid) != targets.get(uid)
-    )
+    found = []
+    for uid in sorted(stored.keys() | result.reasons.keys()):
+        before, now = stored.get(uid, (None, None)), (result.targets.get(uid), result.batches.get(uid))
+        if before != now:
+            found.append(Difference(uid, before[0], now[0], before[1], now[1], result.reasons.get(uid)))
+    return tuple(found)

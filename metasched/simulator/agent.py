@@ -7,35 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 from types import MappingProxyType
 
 from metasched.core.batching import BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Job, Placement
-from metasched.throughput.goodput import BatchLimits, Goodput
-from metasched.throughput.iteration_fit import MeasuredIteration, fit_iteration, fit_types, pass_ratios
+from metasched.throughput.goodput import Goodput
+from metasched.throughput.iteration_fit import MeasuredIteration
 from metasched.throughput.iteration_time import IterationParameters
+from metasched.throughput.job_goodput import batch_limits
 from metasched.throughput.training import AdaptiveTraining, Pace, Training
+from metasched.throughput.typed_fits import TypedFits
 
 NOTHING_KNOWN: Mapping[str, IterationParameters] = MappingProxyType({})
-
-
-class TypeRatios:
-    """How many times as long a pass takes on one GPU type as on another, learnt from all jobs, as by the daemon.
-
-    Attributes:
-        ratios: what ``pass_ratios`` returns for the jobs so far that have run on several types.
-    """
-
-    def __init__(self) -> None:
-        self.ratios: Mapping[tuple[str, str], float] = {}
-        self._fits: dict[Agent, tuple[float, Mapping[str, IterationParameters]]] = {}
-
-    def learn(self, agent: Agent, per_gpu: float, fits: Mapping[str, IterationParameters]) -> None:
-        """Learn from one job's own fits, by type, at its usual samples of a GPU in one pass."""
-        if len(fits) > 1:
-            self._fits[agent] = per_gpu, fits
-            self.ratios = pass_ratios(self._fits.values())
 
 
 class Agent:
@@ -46,7 +29,7 @@ class Agent:
         fits: whether the time of an iteration is fitted, which costs some milliseconds for each new configuration.
         times_passes: whether the trainer times a pass without synchronisation by itself, besides the iteration.
         parameters: by GPU type, what is known before the job's first run, as from earlier jobs.
-        types: what all jobs of the simulation teach about GPU types; None where there are no others.
+        typed_fits: the fits of all jobs of the simulation; None where there are no others.
 
     Attributes:
         plan: the batch plan in force; None for the training's own batch.
@@ -59,7 +42,7 @@ class Agent:
         fits: bool,
         times_passes: bool = False,
         parameters: Mapping[str, IterationParameters] = NOTHING_KNOWN,
-        types: TypeRatios | None = None,
+        typed_fits: TypedFits | None = None,
     ) -> None:
         self.plan: BatchPlan | None = None
         self._training = training
@@ -68,7 +51,7 @@ class Agent:
         self._batching = training.batching
         self._measured: dict[str, dict[tuple[int, bool, BatchPlan], MeasuredIteration]] = {}  # by GPU type
         self._parameters = parameters
-        self._types = TypeRatios() if types is None else types
+        self._typed_fits = TypedFits() if typed_fits is None else typed_fits
         self._refit = False
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None) -> Pace:
@@ -118,12 +101,10 @@ class Agent:
 
     def retune(self, done: float, placement: Placement) -> None:
         """Take up the batch plan with the highest goodput, by the noise and the fit after ``done`` steps."""
-        found, known = self._fit().get(placement.gpu_type or ""), self._batching
+        found = self._fit().get(placement.gpu_type or "")
         if found is None:
             return
-        first, most, at_once = known.first_batch, known.max_batch, known.max_per_gpu
-        limits = BatchLimits(first, most or first, at_once or first, known.min_per_gpu)
-        goodput = Goodput(found, limits, self._noise(done).scale)
+        goodput = Goodput(found, batch_limits(self._batching), self._noise(done).scale)
         best = goodput.best(placement.gpus, multi_node=len(placement.nodes) > 1)
         if best is not None:
             self.plan = best.plan
@@ -140,8 +121,6 @@ class Agent:
     def _fit(self) -> Mapping[str, IterationParameters]:
         if self._refit:
             measured = {gpu_type: list(found.values()) for gpu_type, found in self._measured.items()}
-            own = {gpu_type: fit_iteration(found) for gpu_type, found in measured.items()}
-            self._types.learn(self, median(one.per_gpu for found in measured.values() for one in found), own)
-            self._parameters = fit_types(measured, self._types.ratios, fitted=own)
+            self._parameters = self._typed_fits.fit(self, measured)
             self._refit = False
         return self._parameters

@@ -28,11 +28,12 @@ from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Node, Placement, Preempt, Status
 from metasched.core.retention import is_pinned, suspended_by_daemon, suspended_by_others
 from metasched.learning.service_prediction import HISTORY, PastJob, expected_service
-from metasched.simulator.agent import Agent, TypeRatios
+from metasched.simulator.agent import Agent
 from metasched.simulator.live_job import MAX_JOBS_PER_GPU, STOPPED, HeldGpus, LiveJob
 from metasched.simulator.records import JobOutcome, Settings, Submission
 from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.training import AdaptiveTraining, Pace
+from metasched.throughput.typed_fits import TypedFits
 
 NO_BATCHES: Mapping[str, BatchPlan] = MappingProxyType({})
 
@@ -61,7 +62,7 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node], settings: Settings, *, fits_iterations: bool = False) -> None:
         self.settings = settings
         self._fits_iterations = fits_iterations
-        self._type_ratios = TypeRatios()
+        self._typed_fits = TypedFits()
         self.nodes = {node.name: node for node in nodes}
         self.now = -math.inf
         self.live: dict[str, LiveJob] = {}
@@ -146,7 +147,7 @@ class Cluster:
         if isinstance(submission.training, AdaptiveTraining):
             known = {name: IterationParameters._make(found) for name, found in job.iteration_parameters.items()}
             fits = self._fits_iterations and not known
-            live.agent = Agent(submission.training, fits=fits, parameters=known, types=self._type_ratios)
+            live.agent = Agent(submission.training, fits=fits, parameters=known, typed_fits=self._typed_fits)
         live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
         if job.expected_service is None:
             live.job = live.job.evolve(expected_service=expected_service(self._completed[job.user, job.name]))

@@ -21,7 +21,7 @@ from metasched.store.records import (
     SpeedRecord,
     ThroughputRecord,
 )
-from metasched.store.row_conversion import JOBS_WITH_RUNS, RUN_COLUMNS, job_of, placement_of, run_of
+from metasched.store.row_conversion import JOBS_WITH_RUNS, RUN_COLUMNS, batch_plan_of, job_of, placement_of, run_of
 from metasched.store.schema import TABLES
 
 _RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants
@@ -178,10 +178,10 @@ class HistoryQueries(Connection):
         ]
 
     def _decisions(self, condition: str, parameters: list[Any]) -> list[DecisionRecord]:
-        sql = f"SELECT uid, first_round, last_round, granted, reason FROM decisions {condition}"  # noqa: S608  constants
+        sql = f"SELECT uid, first_round, last_round, granted, reason, batch FROM decisions {condition}"  # noqa: S608  constants
         return [
-            DecisionRecord(uid, first, last, placement_of(granted), from_text(reason))
-            for uid, first, last, granted, reason in self._rows(sql, parameters)
+            DecisionRecord(uid, first, last, placement_of(granted), from_text(reason), batch_plan_of(batch))
+            for uid, first, last, granted, reason, batch in self._rows(sql, parameters)
         ]
 
 

@@ -232,6 +232,7 @@ class DecisionRecord:
         last_round: the last round for which it held; None while it holds.
         granted: where it should run; None if it waits.
         reason: why the job runs or waits.
+        batch: the batch plan that its trainer should take up; None where the round leaves the batch as it is.
     """
 
     uid: str
@@ -239,6 +240,7 @@ class DecisionRecord:
     last_round: int | None
     granted: Placement | None
     reason: Reason
+    batch: BatchPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

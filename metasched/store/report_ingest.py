@@ -216,9 +216,9 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
             if after.refused > file.refused:
                 text = f"{name}: lines that are not what the protocol says were refused"
                 store.event_once("reports-lines-refused", text, file.uid, at=now)
-            if any(map(has_implausible_noise, reports)):
-                text = f"{name}: gradient noise that is negative or huge was clamped"
-                store.event_once("reports-noise-clamped", text, file.uid, at=now)
+            if after.clamped > file.clamped:
+                text = f"{name}: gradient noise that is negative or huge was clamped, in {after.clamped} reports so far"
+                store.renew_event("reports-noise-clamped", text, file.uid, at=now)
             if given_up:
                 text = f"{name}: {after.refused} lines were refused; no more is read of it"
                 store.event_once("reports-given-up", text, file.uid, at=now)
@@ -255,7 +255,9 @@ def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[
             continue
         if report is not None:
             reports.append(report)
-    return replace(file, offset=file.offset + begin, skipping=skipping, refused=refused), reports
+    clamped = file.clamped + sum(map(has_implausible_noise, reports))
+    after = replace(file, offset=file.offset + begin, skipping=skipping, refused=refused, clamped=clamped)
+    return after, reports
 
 
 def _report(line: bytes, file: ReportFile, now: float) -> Report | None:

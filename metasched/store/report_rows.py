@@ -40,6 +40,7 @@ class ReportFile:
         skipping: whether ``offset`` lies inside a line that is not to be read.
         refused: lines that were refused so far.
         run: of the job, as its ``start`` line said.
+        clamped: reports so far whose gradient noise was negative or huge.
     """
 
     uid: str
@@ -48,6 +49,7 @@ class ReportFile:
     skipping: bool = False
     refused: int = 0
     run: int | None = None
+    clamped: int = 0
 
 
 class ReportRows(Connection):
@@ -56,12 +58,13 @@ class ReportRows(Connection):
     def report_files(self, uid: str) -> dict[int, ReportFile]:
         """The reading positions of a job's report files, by generation."""
         rows = self._rows(
-            "SELECT generation, offset, skipping, refused, run FROM report_files WHERE uid = ? ORDER BY generation",
+            "SELECT generation, offset, skipping, refused, run, clamped FROM report_files WHERE uid = ? "
+            "ORDER BY generation",
             [uid],
         )
         return {
-            generation: ReportFile(uid, generation, offset, bool(skipping), refused, run)
-            for generation, offset, skipping, refused, run in rows
+            generation: ReportFile(uid, generation, offset, bool(skipping), refused, run, clamped)
+            for generation, offset, skipping, refused, run, clamped in rows
         }
 
     def commit_reports(self, file: ReportFile, reports: Sequence[Report], *, latest: bool) -> None:
@@ -81,10 +84,11 @@ class ReportRows(Connection):
                         file, "stop_noticed = ?, checkpointed = ?", [report.noticed, int(report.checkpointed)]
                     )
             self._write(
-                "INSERT INTO report_files (uid, generation, offset, skipping, refused, run) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (uid, generation) DO UPDATE SET offset = excluded.offset, skipping = excluded.skipping, "
-                "refused = excluded.refused, run = excluded.run",
-                [file.uid, file.generation, file.offset, int(file.skipping), file.refused, file.run],
+                "INSERT INTO report_files (uid, generation, offset, skipping, refused, run, clamped) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (uid, generation) DO UPDATE SET offset = excluded.offset, "
+                "skipping = excluded.skipping, refused = excluded.refused, run = excluded.run, "
+                "clamped = excluded.clamped",
+                [file.uid, file.generation, file.offset, int(file.skipping), file.refused, file.run, file.clamped],
             )
             self._delete_old_rows("report_files", "generation", file.uid, MAX_FILES)
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])

@@ -41,8 +41,8 @@ class RoundRows(HistoryQueries, HistoryPruning):
     ) -> None:
         """Commit one round: the policy's state, the targets, and the reasons.
 
-        A decision is a row only where a job's target or reason changed. The policy's state is a row only where it
-        changed, and remains as long as the replay of a snapshot needs it.
+        A decision is a row only where a job's target, batch plan or reason changed. The policy's state is a row only
+        where it changed, and remains as long as the replay of a snapshot needs it.
 
         Args:
             number: of the round, greater than the last round's.
@@ -73,7 +73,8 @@ class RoundRows(HistoryQueries, HistoryPruning):
                 [number, at, policy, as_json(parameters), decide_seconds, as_json(summary or {})],
             )
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
-            self._commit_targets(placed, co_runners or {}, time_slicing, batches or {})
+            plans = {uid: record_json(batch) for uid, batch in (batches or {}).items()}
+            self._commit_targets(placed, co_runners or {}, time_slicing, plans)
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
@@ -82,7 +83,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
                 number,
                 last.round if last else 0,
                 {
-                    uid: (placed.get(uid), to_text(reasons[uid]) if uid in reasons else "")
+                    uid: (placed.get(uid), to_text(reasons[uid]) if uid in reasons else "", plans.get(uid))
                     for uid in {**reasons, **placed}
                 },
             )
@@ -133,27 +134,29 @@ class RoundRows(HistoryQueries, HistoryPruning):
         placed: Mapping[str, str | None],
         co_runners: Mapping[str, str],
         time_slicing: Collection[str],
-        batches: Mapping[str, BatchPlan],
+        batches: Mapping[str, str | None],
     ) -> None:
         self._write("DELETE FROM targets")
         self._write_many(
             "INSERT INTO targets (rank, uid, placement, co_runner, time_slicing, batch) VALUES (?, ?, ?, ?, ?, ?)",
             [
-                (rank, uid, text, co_runners.get(uid), int(uid in time_slicing), record_json(batches.get(uid)))
+                (rank, uid, text, co_runners.get(uid), int(uid in time_slicing), batches.get(uid))
                 for rank, (uid, text) in enumerate(placed.items())
             ],
         )
 
-    def _commit_decisions(self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str]]) -> None:
-        rows = self._rows("SELECT uid, granted, reason FROM decisions WHERE last_round IS NULL")
-        held = {uid: (granted, reason) for uid, granted, reason in rows}
+    def _commit_decisions(
+        self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str, str | None]]
+    ) -> None:
+        rows = self._rows("SELECT uid, granted, reason, batch FROM decisions WHERE last_round IS NULL")
+        held = {uid: (granted, reason, batch) for uid, granted, reason, batch in rows}
         changed = [uid for uid, decision in decisions.items() if held.get(uid) != decision]
         self._write_many(
             "UPDATE decisions SET last_round = ? WHERE uid = ? AND last_round IS NULL",
             [(last, uid) for uid, decision in held.items() if decisions.get(uid) != decision],
         )
         self._write_many(
-            "INSERT INTO decisions (uid, first_round, granted, reason) VALUES (?, ?, ?, ?)",
+            "INSERT INTO decisions (uid, first_round, granted, reason, batch) VALUES (?, ?, ?, ?, ?)",
             [(uid, number, *decisions[uid]) for uid in changed],
         )
 

@@ -195,7 +195,9 @@ def _batches(db: Database) -> None:
         db.execute(f"ALTER TABLE throughput ADD COLUMN {column}")
     for column in ("batch TEXT", "batch_number INTEGER NOT NULL DEFAULT 0"):
         db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
-    db.execute("ALTER TABLE targets ADD COLUMN batch TEXT")
+    for table in ("targets", "decisions"):
+        db.execute(f"ALTER TABLE {table} ADD COLUMN batch TEXT")
+    db.execute("ALTER TABLE report_files ADD COLUMN clamped INTEGER NOT NULL DEFAULT 0")
     # Speeds of other batches are other speeds; 0 stands for those of before, whose batches are not known.
     db.execute("ALTER TABLE speeds RENAME TO speeds_before")
     db.execute(

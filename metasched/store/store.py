@@ -53,6 +53,12 @@ class Store(JobRows, RoundRows, ReportRows):
         if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is None:
             self.event(kind, text, uid, at=at)
 
+    def renew_event(self, kind: str, text: str, uid: str, *, at: float) -> None:
+        """Record an event of a job, which has one event of that kind: the latest, in place of an earlier one."""
+        with self.transaction():
+            self._write("DELETE FROM events WHERE uid = ? AND kind = ?", [uid, kind])
+            self.event(kind, text, uid, at=at)
+
     def set_speed(self, record: SpeedRecord) -> None:
         """Insert a speed, or replace the one of the same subject, batch, place and co-runner."""
         key = (record.subject, record.batch, record.gpu_type, as_json(record.spread), record.co_runner or "")

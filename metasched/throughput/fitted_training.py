@@ -35,7 +35,7 @@ class FittedTraining:
         self.batching: Batching = job.batching
         self.speed = FittedSpeed(self)
         self._noise: GradientNoise = job.noise
-        self._limits = batch_limits(job)
+        self._limits = batch_limits(job.batching)
         self._job = job
         self._goodput: dict[str, Goodput] = {}  # by GPU type
 
@@ -106,4 +106,4 @@ class FittedSpeed:
 
 def has_fitted_goodput(job: Job) -> bool:
     """Whether the job's batch size may be changed, and its trainers have reported enough to know its goodput."""
-    return is_tuned(job) and job.noise is not None and bool(job.iteration_parameters)
+    return is_tuned(job.batching) and job.noise is not None and bool(job.iteration_parameters)

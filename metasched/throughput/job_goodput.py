@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from metasched.core.batching import BatchControl
+from metasched.core.batching import BatchControl, Batching
 from metasched.core.model import Job
 from metasched.throughput.goodput import BatchLimits, Goodput
 from metasched.throughput.iteration_time import IterationParameters
@@ -21,33 +21,32 @@ def job_goodput(job: Job, gpu_types: Iterable[str]) -> Mapping[str, Goodput]:
     A type of which nothing is known is as fast as the job's other ones. A job whose batch size metasched may not change
     has an efficiency of 1.
     """
-    limits = batch_limits(job)
-    noise_scale = job.noise.scale if is_tuned(job) and job.noise is not None else None
+    limits = batch_limits(job.batching)
+    noise_scale = job.noise.scale if is_tuned(job.batching) and job.noise is not None else None
     known = {gpu_type: IterationParameters._make(found) for gpu_type, found in job.iteration_parameters.items()}
     unknown = next((known[gpu_type] for gpu_type in sorted(known)), UNKNOWN_ITERATION)
     return {gpu_type: Goodput(known.get(gpu_type, unknown), limits, noise_scale) for gpu_type in gpu_types}
 
 
-def is_tuned(job: Job) -> bool:
-    """Whether the job's batch size may be changed, within limits that do not contradict each other."""
-    found = job.batching
-    if found is None or found.control is not BatchControl.SCHEDULER:
+def is_tuned(batching: Batching | None) -> bool:
+    """Whether a job's batch size may be changed, within limits that do not contradict each other."""
+    if batching is None or batching.control is not BatchControl.SCHEDULER:
         return False
-    least, most = found.min_per_gpu, found.max_per_gpu
-    return found.first_batch <= (found.max_batch or found.first_batch) and (most is None or least <= most)
+    least, most = batching.min_per_gpu, batching.max_per_gpu
+    most_batch = batching.max_batch or batching.first_batch
+    return batching.first_batch <= most_batch and (most is None or least <= most)
 
 
-def batch_limits(job: Job) -> BatchLimits:
-    """The batch sizes that a job may have.
+def batch_limits(batching: Batching | None) -> BatchLimits:
+    """The batch sizes that a job may have, by what is known of them; None where its trainer has not reported.
 
     Without limits of its own, a GPU processes at once at most what it processes now. Limits that contradict each other
     leave the batch as it is.
     """
-    batching = job.batching
     if batching is None:
         return BatchLimits(UNKNOWN_BATCH, UNKNOWN_BATCH, UNKNOWN_BATCH)
     at_once = batching.max_per_gpu or (batching.plan.per_gpu if batching.plan is not None else batching.first_batch)
-    if is_tuned(job):
+    if is_tuned(batching):
         most = batching.max_batch or batching.first_batch
         return BatchLimits(batching.first_batch, most, max(at_once, batching.min_per_gpu), batching.min_per_gpu)
     fixed = batching.global_batch or batching.first_batch

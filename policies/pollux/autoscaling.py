@@ -15,7 +15,7 @@ from metasched.core.model import NodeAdvice
 from policies.pollux.allocation_problem import AllocationProblem, Bools, Floats, Ints
 from policies.pollux.direct_search import relaxed_amounts
 from policies.pollux.round_problem import RoundProblem
-from policies.pollux.speedup_table import MULTI_NODE, ONE_NODE, speedup_table
+from policies.pollux.speedup_table import MULTI_NODE, ONE_NODE, most_gpus_of_a_node, speedup_table
 
 GROW_ABOVE, SHRINK_BELOW = 2 / 3, 1 / 2
 """The utilities beyond which another number of nodes is advised: U and L of the paper."""
@@ -101,7 +101,7 @@ def _resized(problem: AllocationProblem, accepts: Bools, gpu_type: int, count: i
     fixed = problem.pinned & (held > 0)
     return replace(
         problem,
-        speedups=speedup_table(problem.speedups, gpus, _widest(node_gpus, node_types, types)),
+        speedups=speedup_table(problem.speedups, gpus, most_gpus_of_a_node(node_gpus, node_types, types)),
         node_gpus=node_gpus,
         node_types=node_types,
         node_limits=problem.node_limits[:, columns],
@@ -125,7 +125,7 @@ def _amount_gains(problem: AllocationProblem, types: Ints, gpus: Ints) -> Floats
     """The same for amounts of GPUs, on one node where that is better and a node has so many."""
     tables = problem.speedups[np.arange(len(problem.keys)), types]
     every = np.arange(len(tables))
-    widest = _widest(problem.node_gpus, problem.node_types, problem.speedups.shape[1])
+    widest = most_gpus_of_a_node(problem.node_gpus, problem.node_types, problem.speedups.shape[1])
     local = np.where(gpus <= widest[types], tables[every, ONE_NODE, gpus], 0.0)
     return _over_one_gpu(tables, np.maximum(local, tables[every, MULTI_NODE, gpus]))
 
@@ -139,11 +139,6 @@ def _over_one_gpu(tables: Floats, reached: Floats) -> Floats:
     fewest = np.argmax(best > 0, axis=1)
     base = best[np.arange(len(best)), fewest]
     return np.asarray(np.where(base > 0, reached * fewest / np.where(base > 0, base, 1.0), 0.0))
-
-
-def _widest(node_gpus: Ints, node_types: Ints, types: int) -> Ints:
-    """For each GPU type, the most GPUs of a node."""
-    return np.array([node_gpus[node_types == number].max(initial=0) for number in range(types)], dtype=np.int64)
 
 
 def _types(problem: AllocationProblem, allocation: Ints) -> Ints:

@@ -148,7 +148,7 @@ class Pollux(Policy):
         given = self.parameters
         return round_problem(
             snapshot,
-            p=LEAST_EXPONENT if given.p == MINIMUM else max(float(given.p), LEAST_EXPONENT),
+            p=max(float(given.p), LEAST_EXPONENT),
             growth=growth,
             avoid_interference=given.avoid_interference,
             restart_seconds=given.restart_seconds,
@@ -181,7 +181,7 @@ def _grant(job: Job, found: RoundProblem, number: int, row: Ints, speedup: float
     place = found.placement(row)
     batch = None
     facts: dict[str, Any] = {"speedup": round(speedup, 2), "batch": None, "efficiency": None}
-    if is_tuned(job):
+    if is_tuned(job.batching):
         best = found.goodput[number][place.gpu_type or ""].best(place.gpus, multi_node=len(place.nodes) > 1)
         if best is not None:
             batch = best.plan

@@ -13,7 +13,7 @@ from metasched.throughput.goodput import Goodput
 from metasched.throughput.job_goodput import job_goodput
 from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Ints, JobQuota
 from policies.pollux.fitness import reallocation_factor
-from policies.pollux.speedup_table import goodput_table, speedup_table
+from policies.pollux.speedup_table import goodput_table, most_gpus_of_a_node, speedup_table
 
 GROWTH = 2
 """A job has at most this many times the GPUs that it ever had (section 4.1)."""
@@ -101,7 +101,7 @@ def round_problem(
     pinned = np.array([bool(present[i].any()) and _is_kept(job, snapshot) for i, job in enumerate(jobs)], dtype=bool)
     least = np.array([job.min_gpus for job in jobs], dtype=np.int64)
     most = np.array([_most_gpus(job) for job in jobs], dtype=np.int64)
-    widest = np.array([node_gpus[node_types == number].max(initial=0) for number in range(len(types))], dtype=np.int64)
+    widest = most_gpus_of_a_node(node_gpus, node_types, len(types))
     gpus = np.bincount(node_types, weights=node_gpus, minlength=len(types)).astype(np.int64)
     largest = int(
         min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(growth * gpus.max(initial=1), 1))

@@ -16,6 +16,17 @@ ONE_NODE, MULTI_NODE = 0, 1
 """Indices of the third axis of a table: all GPUs on one node, or GPUs on several nodes."""
 
 
+def most_gpus_of_a_node(node_gpus: Ints, node_types: Ints, types: int) -> Ints:
+    """For each GPU type, the most GPUs of a node.
+
+    Args:
+        node_gpus: GPUs by node.
+        node_types: the index of the GPU type, by node.
+        types: the number of GPU types.
+    """
+    return np.array([node_gpus[node_types == number].max(initial=0) for number in range(types)], dtype=np.int64)
+
+
 def goodput_table(jobs: Sequence[Mapping[str, Goodput]], types: Sequence[str], widest: Ints, most: int) -> Floats:
     """The highest goodput of each job on each allocation (Eq. 13).
 

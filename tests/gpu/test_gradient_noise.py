@@ -49,7 +49,7 @@ def train_blocks(make, max_per_gpu, *, measures):
     torch.manual_seed(1)
     net = resnet18().to(DEVICE)
     optimizer = make(net.parameters())
-    noise = GradientNoise([optimizer], alone=True) if measures else None
+    noise = GradientNoise([optimizer]) if measures else None
     data = torch.randn(BATCH, 3, SIDE, SIDE, device=DEVICE)
     targets = torch.randint(100, (BATCH,), device=DEVICE)
     plan = plan_batch(BATCH, 1, max_per_gpu)
@@ -67,7 +67,7 @@ def train_blocks(make, max_per_gpu, *, measures):
                 if noise is not None:
                     noise.end_pass(None)
             if noise is not None:
-                sums = noise.finish_step(step, 1)
+                sums = noise.finish_step(step)
             optimizer.step()
             optimizer.zero_grad()
         torch.cuda.synchronize()

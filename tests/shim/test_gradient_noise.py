@@ -32,7 +32,7 @@ for view in (False, True):
     data = torch.randn(13, 5, dtype=torch.float64)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     model = DistributedDataParallel(net, gradient_as_bucket_view=view)
-    noise = GradientNoise([optimizer], alone=False, every=1)
+    noise = GradientNoise([optimizer], rank=rank, ranks=size, every=1)
     for step in range(2):  # DDP builds its buckets anew after the first
         for micro in micro_batches(torch.arange(13), 0, PlanSwitch(plan_batch(13, size, 4)), rank):
             noise.begin_pass(step, micro)
@@ -40,7 +40,7 @@ for view in (False, True):
             with contextlib.nullcontext() if micro.last else model.no_sync():
                 ((model(x[:, :4]) - x[:, 4:]).square().mean() * micro.weight).backward()
             noise.end_pass(None)
-        print(json.dumps(noise.finish_step(step, size)), flush=True)
+        print(json.dumps(noise.finish_step(step)), flush=True)
         optimizer.zero_grad()
     noise.close()
 os._exit(0)  # the teardown of an interpreter may wait for gloo's threads

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from trainer_shim.data.sample_order import MicroBatch
 
-MEASURE_EVERY = 8  # steps between two measurements; the cost of one is up to some percent of a step
+MEASURE_EVERY = 10  # steps between two measurements; the cost of one is up to some percent of a step
 
 
 class NoiseMeasurement(NamedTuple):
@@ -48,7 +48,8 @@ class LocalSums(NamedTuple):
     Attributes:
         weighted_squares: the sum of n_i / B * |P g_i|^2 over this rank's micro-batches.
         micro_batches: the number of this rank's micro-batches that have samples.
-        mean_square: |P G|^2 of the mean gradient, divided by the number of ranks; 0 where one gradient is compared.
+        mean_square: |P G|^2 of the mean gradient, of this rank's share of the parameters; 0 where one gradient is
+            compared.
         product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2; only of a rank
             that is alone.
         difference_weight: 1/n + 1/n' of these two steps.
@@ -91,15 +92,23 @@ class GradientNoise:
 
     Args:
         optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
-        alone: whether this rank is the only one.
+        rank: the number of this rank.
+        ranks: the number of ranks.
         every: the steps between two measurements.
 
     Attributes:
         device: the device of the parameters.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], *, alone: bool, every: int = MEASURE_EVERY) -> None:
-        self._alone = alone
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        every: int = MEASURE_EVERY,
+    ) -> None:
+        self._alone = ranks == 1
         self._every = every
         self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
         trained = [
@@ -112,10 +121,11 @@ class GradientNoise:
         self._group_numbers = [number for _, number, _ in trained]
         self._preconditioners = [preconditioner for _, _, preconditioner in trained]
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._share = _share_of([each.numel() for each in self._parameters], rank, ranks)
         self._dtype = torch.float64 if torch.float64 in {each.dtype for each in self._parameters} else torch.float32
         self._earlier: _EarlierGradients | None = None
         self._copies: dict[int, torch.Tensor] = {}  # gradients of an earlier step, by the parameter's number
-        self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # memory for one parameter's results
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}  # memory for one parameter's results
         # The measurement of the present step.
         self._step = -1
         self._measured = False
@@ -175,14 +185,13 @@ class GradientNoise:
         if single:
             self._copy_gradients(micro.global_samples, scale)
 
-    def finish_step(self, step: int, ranks: int) -> LocalSums | None:
+    def finish_step(self, step: int) -> LocalSums | None:
         """Return this rank's part of the measurement of a step, None on all ranks for a step that is not measured.
 
         Waits for the device where there is a measurement.
 
         Args:
             step: the number of the step.
-            ranks: the number of ranks.
         """
         if self._earlier is not None and self._earlier.step != self._step:
             self._earlier = None  # compared by now
@@ -194,7 +203,7 @@ class GradientNoise:
             return LocalSums(invalid=1.0)
         zero = torch.zeros_like(known[0])
         squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()
-        return LocalSums(squares, self._micro_batches, mean / ranks, product, difference, self._difference_weight)
+        return LocalSums(squares, self._micro_batches, mean, product, difference, self._difference_weight)
 
     def _begin_step(self, step: int) -> None:
         self._step = step
@@ -223,38 +232,53 @@ class GradientNoise:
 
         return collect
 
-    def _preconditioned(self, number: int, *gradients: torch.Tensor) -> list[torch.Tensor]:
-        """Return P times each gradient of a parameter, without the weight of its group; empty where P is not known."""
+    def _preconditioned(
+        self, number: int, gradient: torch.Tensor, before: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Return P times the gradients of a parameter, without the factor of its `_weight`; empty where P is not known.
+
+        Args:
+            number: of the parameter.
+            gradient: the gradient of the present step.
+            before: that of an earlier step, whose memory is used for its result, which comes first.
+        """
         preconditioner = self._preconditioners[number]
+        gradients = [gradient] if before is None else [before, gradient]
         if not preconditioner.ready or any(each.layout is not torch.strided for each in gradients):
             self._invalid = True
             return []
-        outs = [None if preconditioner.is_identity else self._buffer(i, each) for i, each in enumerate(gradients)]
-        return preconditioner.apply(gradients, outs)
+        out = None if preconditioner.is_identity else self._buffer(gradient)
+        return preconditioner.apply(gradients, [before, out][-len(gradients) :])
 
-    def _buffer(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
+    def _weight(self, number: int) -> float | torch.Tensor:
+        """Return the number by which the preconditioned gradients of a parameter count."""
+        return self._rates[self._group_numbers[number]] * self._preconditioners[number].factor
+
+    def _buffer(self, like: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor like another one in memory that is used again, None on a GPU.
 
         On a CPU, new memory would be the dearest part of a measurement.
         """
         if self.device.type != "cpu":
             return None
-        buffer = self._buffers.get((number, like.dtype))
+        buffer = self._buffers.get(like.dtype)
         if buffer is None or buffer.numel() < like.numel():
-            buffer = self._buffers[number, like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
+            buffer = self._buffers[like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
         return buffer[: like.numel()].view_as(like)
 
     def _norms_of(self, number: int, gradient: torch.Tensor) -> list[torch.Tensor]:
         """Return the norm of P times the gradient of a parameter; empty where P is not known."""
-        rate = self._rates[self._group_numbers[number]]
         found = self._preconditioned(number, gradient.detach())
-        return [torch.linalg.vector_norm(each, dtype=self._dtype) * rate for each in found]
+        return [torch.linalg.vector_norm(each, dtype=self._dtype) * self._weight(number) for each in found]
 
     def _measure_mean(self, scale: torch.Tensor | None) -> None:
-        gradients = [(number, each.grad) for number, each in enumerate(self._parameters) if each.grad is not None]
-        norms = [norm for number, gradient in gradients for norm in self._norms_of(number, gradient)]
+        """Measure this rank's share of the mean gradient, which is the same on all ranks."""
+        gradients = [(number, self._parameters[number].grad) for number in self._share]
+        norms = [norm for number, each in gradients if each is not None for norm in self._norms_of(number, each)]
         if norms:
             self._mean_square = _sum_of_squares(norms, scale)
+        elif any(each.grad is not None for each in self._parameters):  # all of them in other ranks' shares
+            self._mean_square = torch.zeros((), dtype=torch.float64, device=self.device)
 
     def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
         """Copy the gradients of this step, if the next one is measured."""
@@ -286,18 +310,27 @@ class GradientNoise:
                 continue
             whole = parameter.grad.detach()
             gradient = whole if scale is None else whole / scale
-            rate = self._rates[self._group_numbers[number]]
             found = self._preconditioned(number, gradient, before)
             if not found:
                 return
-            one, other = (each.to(self._dtype) for each in found)
-            products.append(torch.dot(one.flatten(), other.flatten()) * rate**2)
-            difference = torch.sub(one, other, out=self._buffer(0, one))  # may be `one` itself
-            norms.append(torch.linalg.vector_norm(difference) * rate)
+            other, one = (each.to(self._dtype).flatten() for each in found)
+            weight = self._weight(number)
+            products.append(torch.dot(one, other) * weight**2)
+            norms.append(torch.linalg.vector_norm(other.sub_(one)) * weight)
         if products:
             self._product = torch.stack(products).double().sum()
             self._difference_square = _sum_of_squares(norms, None)
             self._difference_weight = 1 / samples + 1 / earlier.samples
+
+
+def _share_of(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
+    """Return the numbers of the parameters in one rank's share; the shares have about as many elements each."""
+    total, begun, found = sum(sizes), 0, []
+    for number, size in enumerate(sizes):
+        if (begun + size / 2) * ranks // max(total, 1) == rank:
+            found.append(number)
+        begun += size
+    return found
 
 
 def unmeasurable(

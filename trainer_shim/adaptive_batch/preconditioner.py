@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # The root mean squares by which an optimizer normalizes a parameter's gradient, from the parameter's group, its state
-# in the optimizer, and a tensor for the result (None: a new one). The bias of Adam's averages is corrected, or its
-# first steps, whose averages are still small, would outweigh all others.
+# in the optimizer, and a tensor for the result (None: a new one).
 RootMeanSquare = Callable[[dict[str, Any], dict[str, Any], Optional[torch.Tensor]], torch.Tensor]
 
 
 def _adam(group: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
-    square = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
-    unbiased = 1 - group["betas"][1] ** state["step"]
-    return torch.sqrt(square, out=out).div_(unbiased**0.5)
+    return torch.sqrt(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"], out=out)
 
 
 def _adagrad(_: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
@@ -81,8 +78,20 @@ class Preconditioner:
         """Whether P is the identity."""
         return self._root_mean_square is None
 
+    @property
+    def factor(self) -> float | torch.Tensor:
+        """Return the number by which P is larger than what `apply` multiplies by.
+
+        It corrects the bias of Adam's averages, or its first steps, whose averages are still small, would outweigh all
+        others. A number costs nothing, unlike a correction of each element.
+        """
+        if self.is_identity or "betas" not in self._group:
+            return 1.0
+        unbiased: torch.Tensor = 1 - self._group["betas"][1] ** self._optimizer.state[self._parameter]["step"]
+        return unbiased**0.5
+
     def apply(self, gradients: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Return P times each of the gradients; the gradients themselves where P is the identity.
+        """Return P / `factor` times each of the gradients; the gradients themselves where P is the identity.
 
         An element that has had no gradient so far, such as the row of a rare word, counts as 0: nothing but the
         optimizer's epsilon would bound its P, which the step itself bounds by the new gradient.
@@ -94,8 +103,7 @@ class Preconditioner:
         if self._root_mean_square is None:
             return list(gradients)
         divisor = self._root_mean_square(self._group, self._optimizer.state[self._parameter], outs[-1])
-        torch.nn.functional.threshold(divisor, 0.0, math.inf, inplace=True).add_(
-            self._group["eps"]
-        )  # 0 becomes infinity
+        torch.nn.functional.threshold(divisor, 0.0, math.inf, inplace=True)  # 0 becomes infinity
+        divisor.add_(self._group["eps"] * self.factor)
         found = [torch.div(gradient, divisor, out=out) for gradient, out in zip(gradients[:-1], outs)]
         return [*found, torch.div(gradients[-1], divisor, out=divisor)]

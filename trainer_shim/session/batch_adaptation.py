@@ -193,7 +193,7 @@ class BatchAdaptation:
             step: the number of the step, from 0.
             samples: the samples of the step, over all ranks.
         """
-        own = None if self._noise is None else self._noise.finish_step(step, self._group.size)
+        own = None if self._noise is None else self._noise.finish_step(step)
         if own is not None:
             measured = type(own)(*self._group.sum(own)).measurement(samples)
             if measured is not None:
@@ -298,7 +298,7 @@ class BatchAdaptation:
             sharded=tracked.sharded,
         )
         if problem is None:
-            return GradientNoise(optimizers, alone=self._group.size == 1)
+            return GradientNoise(optimizers, rank=self._group.rank, ranks=self._group.size)
         if self._group.rank == 0:
             log.warning("the batch stays at M0, because the gradient noise cannot be measured: %s", problem)
         return None

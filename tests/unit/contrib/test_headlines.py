@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from contrib.reproductions import gavel_workloads
-from contrib.reproductions.ares_headlines import Results
 from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDICTABLE, WRONG
 from contrib.reproductions.gavel_fluid_limit import agnostic_limit, fluid_limit, mean_seconds
 from contrib.reproductions.gavel_workloads import Scale, fixed_rounds, jct_by_position, run_window
+from contrib.reproductions.stored_results import Results
 from policies.baselines.fifo import Fifo
 from tests.unit.gavel_tables import cluster, small_table
 from tests.unit.workloads import submission, workload

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from contrib.reproductions import pollux_headlines
-from contrib.reproductions.ares_headlines import Results
 from contrib.reproductions.pollux_headlines import TABLES, TYPES, Case, Headlines
+from contrib.reproductions.stored_results import Results
 from contrib.reproductions.typed_training import on_types
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement

@@ -10,11 +10,12 @@ from hypothesis import given
 from metasched.cli import main
 from metasched.core.apps import App, Bracket, LossPoint, Phase, TrialOrder, TunerSettings
 from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
-from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
-from metasched.core.policy import PolicyParameters, installed_policies
+from metasched.core.model import Decision, Grant, Job, Node, Placement, Quota, Snapshot, Status
+from metasched.core.policy import Policy, PolicyParameters, PolicyState, Registry, installed_policies
 from metasched.core.reasons import Code, Reason
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
+from metasched.store import JobRecord, Store
 from metasched.throughput.measured_speed import MeasuredSpeed
 from policies.baselines.las import Las
 from tests.builders import job
@@ -195,6 +196,43 @@ def test_another_policy_gives_differences_with_its_reasons(site):
     differences = [d for one in replay(site.store, installed_policies(), 1000, _fifo()) for d in one.differences]
     assert {d.uid for d in differences} == {job.uid for job in site.records()}
     assert all(d.reason for d in differences)
+
+
+class Granting(Policy):
+    """Grants every job its GPUs and one batch plan."""
+
+    name = "granting"
+
+    def decide(self, snapshot, state):
+        why = Reason.text("for the test")
+        return Decision(tuple(Grant(one.uid, one.gpus, why, batch=BatchPlan(32)) for one in snapshot.jobs)), state
+
+
+@pytest.mark.parametrize("recorded", [BatchPlan(32), BatchPlan(16, 2), None])
+def test_another_batch_is_a_difference(tmp_path, recorded):
+    """On the same GPUs, too."""
+    one = job("1", 2, batching=Batching(64, BatchControl.SCHEDULER, max_batch=512, max_per_gpu=64))
+    snapshot = Snapshot(0.0, 1, 60.0, (Node("n1", "v100", 2, 8, 1),), (one,))
+    registry, place = Registry(), Placement(("n1",), 2, "v100")
+    registry.register(Granting)
+    with Store.open(tmp_path / "store.sqlite") as store:
+        store.add_job(JobRecord(uid="1", slurm_job_id="1", name="j", user="ann", submitted=0.0))
+        store.commit_round(
+            1,
+            at=0.0,
+            policy="granting",
+            parameters={},
+            state=PolicyState(),
+            targets={"1": place},
+            reasons={"1": Reason.text("for the test")},
+            decide_seconds=0.0,
+            snapshot=encode(snapshot),
+            snapshots_limit_bytes=10**6,
+            batches={} if recorded is None else {"1": recorded},
+        )
+        (found,) = replay(store, registry, 1)
+    expected = [] if recorded == BatchPlan(32) else [(place, place, recorded, BatchPlan(32))]
+    assert [(d.stored, d.replayed, d.stored_batch, d.replayed_batch) for d in found.differences] == expected
 
 
 def test_snapshots_are_kept_within_their_limit(tmp_path):

@@ -7,7 +7,7 @@ from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Grant, Node, Placement
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Reason
-from metasched.simulator.agent import Agent, TypeRatios
+from metasched.simulator.agent import Agent
 from metasched.simulator.generate.pollux import synthetic_profiles
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.simulation import simulate
@@ -15,6 +15,7 @@ from metasched.simulator.traces.pollux import submission
 from metasched.throughput.adaptive_profile import AdaptiveProfileTraining
 from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.training import AdaptiveTraining
+from metasched.throughput.typed_fits import TypedFits
 
 PROFILE = synthetic_profiles()["cifar10"]
 TRAINING = AdaptiveProfileTraining(PROFILE, PROFILE.first_batch)
@@ -123,8 +124,8 @@ def test_an_agent_with_earlier_knowledge_has_it_before_its_first_run():
 def test_a_job_knows_an_unseen_type_from_other_jobs():
     """One job has run on both types, so that another one that has run on the slow one knows the fast one."""
     typed = AdaptiveTypedTraining(TRAINING, {"t4": 1.0, "slow": 0.5})
-    types = TypeRatios()
-    first, second = (Agent(typed, fits=True, types=types) for _ in range(2))
+    fits = TypedFits()
+    first, second = (Agent(typed, fits=True, typed_fits=fits) for _ in range(2))
     slow = Placement(("n1",), 1, "slow")
     second.measure(0.0, slow)
     assert set(second.report(waiting(), 0.0).iteration_parameters) == {"slow"}

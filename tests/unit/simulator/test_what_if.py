@@ -221,7 +221,7 @@ def test_a_job_whose_batch_adapts_is_forecast_by_its_fitted_goodput(tmp_path):
     (found,) = forecast(look(one), estimates, policies, SETTINGS)
     theta = IterationParameters(*THETA)
     assert found.ends["f"] - NOW == pytest.approx(6000 * theta.iteration_seconds(4, 16, 1, multi_node=False))
-    best = Goodput(theta, batch_limits(one), 1e6).best(4, multi_node=False)
+    best = Goodput(theta, batch_limits(one.batching), 1e6).best(4, multi_node=False)
     assert found.ends["p"] - NOW == pytest.approx(6000 * 64 / best.goodput, rel=0.01)
 
 

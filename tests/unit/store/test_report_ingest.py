@@ -200,6 +200,17 @@ def test_batch_sizes_and_noise_become_rows(tree):
     assert [event.kind for event in tree.store.recent_events(10, UID)] == ["reports-noise-clamped"]
 
 
+def test_reports_of_clamped_noise_are_counted(tree):
+    """One event of the job says in how many reports, however many there are."""
+    tree.append(start(1) + steps(10, grad_square=-1.0, grad_variance=1.0) + steps(20, grad_square=1.0))
+    tree.poll()
+    tree.append(steps(30, grad_variance=1e300) + steps(40, grad_square=-2.0))
+    tree.poll()
+    (event,) = tree.store.recent_events(10, UID)
+    assert (event.kind, tree.store.report_files(UID)[1].clamped) == ("reports-noise-clamped", 3)
+    assert event.text.endswith("in 3 reports so far")
+
+
 def test_a_start_line_of_an_unknown_run_is_ignored(tree):
     """Its report file is tied to no run."""
     tree.append(start(1, run=7) + steps(10))

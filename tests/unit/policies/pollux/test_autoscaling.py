@@ -38,7 +38,7 @@ def whole(uid, the_nodes):
 def test_the_utility_of_one_job_is_that_of_the_paper():
     """The best goodput on all GPUs, over that on one times the GPUs (section 5.4.1)."""
     one, here = adaptive(), nodes(4)
-    goodput = Goodput(IterationParameters(*THETA), batch_limits(one), 1e6)
+    goodput = Goodput(IterationParameters(*THETA), batch_limits(one.batching), 1e6)
     best, single = goodput.best(16, multi_node=True), goodput.best(1, multi_node=False)
     (found,) = advice([one], here, whole("a", here))
     assert found.utility == pytest.approx(best.goodput / single.goodput / 16)

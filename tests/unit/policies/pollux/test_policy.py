@@ -132,7 +132,7 @@ def test_the_last_answer_holds_until_the_next_one_comes():
 )
 def test_contradicting_limits_leave_the_batch_as_it_is(odd):
     """No job's nonsense stops a round."""
-    limits = batch_limits(adaptive().evolve(batching=odd))
+    limits = batch_limits(odd)
     assert limits.first_batch <= limits.max_batch
     result = decide([adaptive("odd").evolve(batching=odd), adaptive("a")], nodes(2))
     assert result.targets.keys() == {"odd", "a"}

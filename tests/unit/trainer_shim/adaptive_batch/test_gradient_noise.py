@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from trainer_shim.adaptive_batch.gradient_noise import GradientNoise, LocalSums, unmeasurable
+from trainer_shim.adaptive_batch.gradient_noise import GradientNoise, LocalSums, _share_of, unmeasurable
 from trainer_shim.adaptive_batch.preconditioner import Preconditioner
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.plan_switch import PlanSwitch
@@ -57,7 +57,7 @@ def divisor(name, optimizer, parameter):
 class Rank:
     """One rank's weight, optimizer and measurement; the weight stays where the signal is known."""
 
-    def __init__(self, make, *, alone, every=1):
+    def __init__(self, make, *, rank=0, ranks=1, every=1):
         self.weight = torch.nn.Parameter(SIGNAL.clone())
         self.optimizer = make([self.weight])
         for scale in (1.0, -0.4):  # a state, as after some steps
@@ -66,7 +66,7 @@ class Rank:
         self.optimizer.zero_grad()
         with torch.no_grad():
             self.weight.copy_(SIGNAL)
-        self.noise = GradientNoise([self.optimizer], alone=alone, every=every)
+        self.noise = GradientNoise([self.optimizer], rank=rank, ranks=ranks, every=every)
 
 
 def train_step(ranks, plan, step, generator, *, loss_scale=1.0, scaler=None):
@@ -84,7 +84,7 @@ def train_step(ranks, plan, step, generator, *, loss_scale=1.0, scaler=None):
     for rank in ranks:
         rank.weight.grad.copy_(mean)
         rank.noise.end_pass(scaler)
-        found.append(rank.noise.finish_step(step, len(ranks)))
+        found.append(rank.noise.finish_step(step))
         rank.weight.grad = None
     return None if found[0] is None else LocalSums(*map(sum, zip(*found, strict=True)))
 
@@ -92,7 +92,7 @@ def train_step(ranks, plan, step, generator, *, loss_scale=1.0, scaler=None):
 def estimates(make, size, batch, max_per_gpu=None, repeats=REPEATS, **options):
     """The measurements of many steps as a tensor with the columns |Pg|^2 and tr(P Sigma P^T), and the first rank."""
     plan = plan_batch(batch, size, max_per_gpu)
-    ranks = [Rank(make, alone=size == 1) for _ in range(size)]
+    ranks = [Rank(make, rank=rank, ranks=size) for rank in range(size)]
     generator = torch.Generator().manual_seed(11)
     found = [train_step(ranks, plan, step, generator, **options) for step in range(repeats)]
     return torch.tensor([each.measurement(batch) for each in found if not each.invalid]), ranks[0]
@@ -129,7 +129,7 @@ def test_every_split_has_the_same_expectation(size, batch, max_per_gpu):
 
 def test_a_step_of_another_size():
     """The differenced estimator compares steps of different sizes, such as the last one of an epoch."""
-    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    rank = Rank(OPTIMIZERS["sgd"])
     generator = torch.Generator().manual_seed(3)
     found = []
     for step in range(2 * REPEATS):
@@ -159,7 +159,7 @@ def test_the_scale_of_the_loss_leaves_the_noise_scale(size, max_per_gpu):
 
 def test_an_overflow_is_no_measurement():
     """A step whose gradients are not finite has no measurement, and the next one is measured again."""
-    ranks = [Rank(OPTIMIZERS["sgd"], alone=False) for _ in range(2)]
+    ranks = [Rank(OPTIMIZERS["sgd"], rank=rank, ranks=2) for rank in range(2)]
     generator = torch.Generator().manual_seed(3)
     overflown = train_step(ranks, plan_batch(8, 2), 0, generator, scaler=torch.tensor(math.inf))
     assert overflown.measurement(8) is None
@@ -168,7 +168,7 @@ def test_an_overflow_is_no_measurement():
 
 def test_some_steps_are_measured():
     """Of four steps one is measured; a copy of the gradients exists from the step before it on, and not longer."""
-    rank = Rank(OPTIMIZERS["sgd"], alone=True, every=4)
+    rank = Rank(OPTIMIZERS["sgd"], every=4)
     generator = torch.Generator().manual_seed(3)
     measured, copies = [], []
     for step in range(8):
@@ -180,11 +180,23 @@ def test_some_steps_are_measured():
 
 def test_no_copy_with_several_micro_batches():
     """Where a step has several gradients, none is copied."""
-    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    rank = Rank(OPTIMIZERS["sgd"])
     generator = torch.Generator().manual_seed(3)
     for step in range(3):
         train_step([rank], plan_batch(4, 1, 2), step, generator)
         assert rank.noise._earlier is None
+
+
+@pytest.mark.parametrize(("sizes", "ranks"), [([5, 5, 10], 2), ([100, 1, 1], 3), ([7], 4), ([], 2)])
+def test_each_parameter_is_in_one_share(sizes, ranks):
+    """The shares of the ranks are all parameters, none of them twice."""
+    shares = [_share_of(sizes, rank, ranks) for rank in range(ranks)]
+    assert sorted(number for share in shares for number in share) == list(range(len(sizes)))
+
+
+def test_shares_are_of_similar_size():
+    """Two small parameters are as much as a large one."""
+    assert [_share_of([5, 5, 10], rank, 2) for rank in range(2)] == [[0, 1], [2]]
 
 
 def test_groups_with_different_learning_rates():
@@ -194,46 +206,46 @@ def test_groups_with_different_learning_rates():
         return torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 0.1}])
 
     first, second = (torch.nn.Parameter(torch.full((4,), value, dtype=torch.float64)) for value in (1.0, 2.0))
-    noise = GradientNoise([make(None)], alone=True, every=1)
+    noise = GradientNoise([make(None)], every=1)
     for step in range(2):
         (micro,) = micro_batches(torch.arange(3), 0, PlanSwitch(plan_batch(3, 1)), 0)
         noise.begin_pass(step, micro)
         ((first**2).sum() / 2 + (second**2).sum() / 2).backward()
         noise.end_pass(None)
-        found = noise.finish_step(step, 1)
+        found = noise.finish_step(step)
         first.grad = second.grad = None
     assert found.measurement(3) == pytest.approx((4 * 1.0 + 0.01 * 4 * 4.0, 0.0))
 
 
 def test_two_backward_passes_of_one_parameter():
     """A parameter with two gradients of one micro-batch (a shared network of a GAN) is no measurement."""
-    rank = Rank(OPTIMIZERS["sgd"], alone=False)
+    rank = Rank(OPTIMIZERS["sgd"], ranks=2)
     plan = plan_batch(4, 2)
     for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan), 0):
         for _ in range(2):
             rank.noise.begin_pass(0, micro)
             rank.weight.sum().backward()
             rank.noise.end_pass(None)
-    assert rank.noise.finish_step(0, 2).invalid
+    assert rank.noise.finish_step(0).invalid
 
 
 def test_a_step_without_gradients():
     """A step whose script has called no backward pass of the shim is no measurement, and no earlier one again."""
-    rank = Rank(OPTIMIZERS["sgd"], alone=True)
+    rank = Rank(OPTIMIZERS["sgd"])
     generator = torch.Generator().manual_seed(3)
     assert not train_step([rank], plan_batch(4, 1, 2), 0, generator).invalid
-    assert rank.noise.finish_step(1, 1).invalid
+    assert rank.noise.finish_step(1).invalid
 
 
 def test_adaptive_optimizers_before_their_first_step():
     """Without the optimizer's averages there is no preconditioner, and no measurement."""
     weight = torch.nn.Parameter(SIGNAL.clone())
-    noise = GradientNoise([torch.optim.Adam([weight])], alone=False, every=1)
+    noise = GradientNoise([torch.optim.Adam([weight])], ranks=2, every=1)
     for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 2)), 0):
         noise.begin_pass(0, micro)
         weight.sum().backward()
         noise.end_pass(None)
-    assert noise.finish_step(0, 2).invalid
+    assert noise.finish_step(0).invalid
 
 
 @pytest.mark.parametrize("name", ["adam", "adagrad", "rmsprop"])
@@ -245,7 +257,7 @@ def test_an_element_without_an_earlier_gradient(name):
     optimizer.step()
     preconditioner = Preconditioner(optimizer, optimizer.param_groups[0], weight)
     (whole,) = preconditioner.apply([torch.ones(2, dtype=torch.float64)], [None])
-    assert 0 < whole[0].item() < 10
+    assert 0 < (whole[0] * preconditioner.factor).item() < 10
     assert whole[1].item() == 0
 
 
