@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from metasched.core.apps import App, Bracket
 from metasched.core.model import Job
-from policies.themis.finish_time import AppJob, AppWork, ClampedSlowdown, Phase, Slowdown
-from policies.themis.offer import Level
+from policies.themis.finish_time import AppJob, AppWork, Phase, Slowdown
 
 UNKNOWN_WORK = 3600.0
 """The work of a training of which nothing is known: seconds on one GPU. Later, as much is left as it has received."""
@@ -62,16 +61,23 @@ class Rates(NamedTuple):
 
 
 def steps_per_gpu_second(job: Job, gpu_type: str) -> float | None:
-    """Steps per second and GPU of a type, on the fewest GPUs for which that is known; None where it is not."""
+    """Steps per second and GPU of a type, on one node if that is known, or else where the job runs; None if neither."""
+    if (near := one_node_rate(job, gpu_type)) is not None:
+        return near
     place = job.placement
-    here = place if place is not None and place.gpu_type == gpu_type else None
-    spreads = dict.fromkeys([(1,), (job.min_gpus,), (job.gpus,), *([here.spread] if here is not None else [])])
-    for spread in spreads if job.speed is not None else ():
-        rate = job.speed.steps_per_second(gpu_type, spread) if job.speed is not None else None
-        if rate:
-            return rate / sum(spread)
-    if here is not None and job.steps_per_second and here.gpus:
-        return job.steps_per_second / here.gpus
+    if place is None or place.gpu_type != gpu_type or not place.gpus:
+        return None
+    rate = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
+    return (rate or job.steps_per_second or 0.0) / place.gpus or None
+
+
+def one_node_rate(job: Job, gpu_type: str) -> float | None:
+    """Known steps per second and GPU of a type, on the fewest GPUs of one node; None where none is known."""
+    if job.speed is None:
+        return None
+    for gpus in dict.fromkeys((1, job.min_gpus, job.gpus)):
+        if rate := job.speed.steps_per_second(gpu_type, (gpus,)):
+            return rate / gpus
     return None
 
 
@@ -147,8 +153,3 @@ def _bracket_phases(bracket: Bracket, whole: Mapping[str, AppJob], done: Mapping
         survivor = median._replace(iterations_left=phase.steps - before.steps, most_gpus=most)
         found.append((survivor,) * phase.trials)
     return found
-
-
-def one_node_only(slowdown: ClampedSlowdown) -> ClampedSlowdown:
-    """The slowdown of a job that runs on one node alone."""
-    return ClampedSlowdown((*slowdown.factors[: Level.RACK], math.inf, math.inf))
