@@ -96,6 +96,7 @@ setup(
             "slurm = policies.baselines.slurm:Slurm",
             "srsf = policies.baselines.srsf:Srsf",
             "srtf = policies.baselines.srtf:Srtf",
+            "themis = policies.themis.policy:Themis",
         ],
     },
 )

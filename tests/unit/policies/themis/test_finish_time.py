@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from metasched.core.distance import Level
 from policies.themis.agent import Agent
 from policies.themis.finish_time import (
     AppJob,
@@ -15,7 +16,7 @@ from policies.themis.finish_time import (
     halving_phases,
     phase_seconds,
 )
-from policies.themis.offer import NOTHING, Level
+from policies.themis.offer import NOTHING
 from tests.unit.policies.themis.auctions import bundle, offer_of
 
 LINEAR = ClampedSlowdown((1.0, 1.0, 1.0, 1.0))
