@@ -195,9 +195,7 @@ def _batches(db: Database) -> None:
         db.execute(f"ALTER TABLE throughput ADD COLUMN {column}")
     for column in ("batch TEXT", "batch_number INTEGER NOT NULL DEFAULT 0"):
         db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
-    for table in ("targets", "decisions"):
-        db.execute(f"ALTER TABLE {table} ADD COLUMN batch TEXT")
-    db.execute("ALTER TABLE report_files ADD COLUMN clamped INTEGER NOT NULL DEFAULT 0")
+    db.execute("ALTER TABLE targets ADD COLUMN batch TEXT")
     # Speeds of other batches are other speeds; 0 stands for those of before, whose batches are not known.
     db.execute("ALTER TABLE speeds RENAME TO speeds_before")
     db.execute(
@@ -216,6 +214,12 @@ def _batches(db: Database) -> None:
              per_gpu INTEGER NOT NULL, accumulation INTEGER NOT NULL, seconds REAL NOT NULL, at REAL NOT NULL,
              PRIMARY KEY (subject, gpu_type, gpus, multi_node, per_gpu, accumulation)) WITHOUT ROWID"""
     )
+
+
+@migrations(name="0010_batch_decisions")
+def _batch_decisions(db: Database) -> None:
+    db.execute("ALTER TABLE decisions ADD COLUMN batch TEXT")
+    db.execute("ALTER TABLE report_files ADD COLUMN clamped INTEGER NOT NULL DEFAULT 0")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
