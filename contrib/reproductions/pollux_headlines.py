@@ -30,7 +30,7 @@ from contrib.reproductions.stored_results import Results, add_results, print_tab
 from contrib.reproductions.typed_training import on_types
 from metasched.core.policy import Policy
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux
-from metasched.simulator.metrics import measure, percentile
+from metasched.simulator.metrics import IsolatedDurations, measure, percentile
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
@@ -44,6 +44,8 @@ HOUR = 3600.0
 MAX_GPUS = 64
 RHO = 2.0
 """The finish-time fairness below which the paper says that 99 % of the jobs are (section 5.3.1)."""
+LONG = 300.0
+"""Seconds that a long job takes alone: several intervals, so that a start and the wait for one hardly count."""
 
 LOADS: Mapping[float, str] = {0.5: "workloads-0.5", 1.0: "workloads", 1.5: "workloads-1.5", 2.0: "workloads-2.0"}
 PUBLIC_LOADS: Mapping[str, Mapping[float, float]] = {
@@ -226,8 +228,7 @@ class Headlines:
             outcome = PolluxLoop(workload, nodes, policy, case.settings, known=known).run()
         found = _figures(outcome, workload)
         if not case.types:
-            rho = measure(outcome, self.jobs(case.workload, adaptive=False, most_gpus=most_gpus)).rho.values()
-            found |= {"rho below 2": fmean(one < RHO for one in rho), "worst rho": max(rho)}
+            found |= _fairness(outcome, self.jobs(case.workload, adaptive=False, most_gpus=most_gpus))
         common.say(f"{case}: average JCT {found['jct']:.0f} s, {time.perf_counter() - begun:.0f} s")
         return found
 
@@ -252,6 +253,18 @@ def _figures(outcome: Outcome, workload: Workload) -> dict[str, float]:
     }
     for name in sorted({names[uid] for uid in jcts}):
         found[f"jct {name}"] = fmean(jct for uid, jct in jcts.items() if names[uid] == name)
+    return found
+
+
+def _fairness(outcome: Outcome, workload: Workload) -> dict[str, float]:
+    """The figures of finish-time fairness, of all jobs and of long ones; the workload's jobs are not adaptive."""
+    rho = measure(outcome, workload).rho
+    isolated = IsolatedDurations(outcome.nodes, outcome.settings.locality)
+    alone = {one.job.uid: min(isolated.by_type(one).values()) for one in workload.submissions if one.job.uid in rho}
+    found = {"rho below 2": fmean(one < RHO for one in rho.values()), "worst rho": max(rho.values())}
+    long = [rho[uid] for uid, seconds in alone.items() if seconds >= LONG]
+    if long:
+        found |= {"long rho below 2": fmean(one < RHO for one in long), "worst long rho": max(long)}
     return found
 
 
@@ -292,15 +305,19 @@ def exponents(runs: Headlines) -> Iterator[str]:
 
 def fairness(runs: Headlines) -> Iterator[str]:
     """Figure 7: finish-time fairness."""
-    yield "| policy | jobs with rho below 2: paper | ours | worst rho: paper | ours | ours, over that of p = -1 |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| policy | jobs with rho below 2: paper | ours | worst rho: paper | ours | ours, over that of p = -1 "
+        "| long jobs with rho below 2 | worst rho of long jobs |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     rows = {f"pollux, p = {p:g}": runs.mean("workloads", parameters=_knob(p)) for p in PAPER_P}
     rows |= {policy: runs.mean("workloads", policy=policy) for policy in ("tiresias", "optimus")}
     best = rows["pollux, p = -1"]["worst rho"]
     for label, row in rows.items():
         below, worst = PAPER_RHO.get(label, ("", ""))
         times = f"{row['worst rho'] / best:.1f} x"
-        yield f"| {label} | {below} | {row['rho below 2']:.1%} | {worst} | {row['worst rho']:.1f} | {times} |"
+        long = f"{row['long rho below 2']:.1%} | {row['worst long rho']:.2f}" if "worst long rho" in row else " | "
+        yield f"| {label} | {below} | {row['rho below 2']:.1%} | {worst} | {row['worst rho']:.1f} | {times} | {long} |"
 
 
 def load(runs: Headlines) -> Iterator[str]:

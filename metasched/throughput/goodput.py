@@ -15,6 +15,9 @@ import numpy as np
 from metasched.core.batching import BatchPlan
 from metasched.throughput.iteration_time import Bools, Floats, Ints, IterationModel
 
+HYSTERESIS = 0.05
+"""The part by which the best plan's goodput must exceed that of a plan in force, or the plan in force remains."""
+
 CANDIDATES = 48
 """Global batch sizes that are tried for an allocation, in equal ratios between the limits."""
 

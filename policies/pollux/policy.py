@@ -24,6 +24,7 @@ from pydantic import Field, PlainValidator
 from metasched.core.model import Decision, Grant, Job, NodeAdvice, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from metasched.throughput.goodput import HYSTERESIS, Goodput, TunedBatch
 from metasched.throughput.job_goodput import is_tuned
 from policies.pollux.allocation_problem import Ints
 from policies.pollux.autoscaling import MOST_GROWTH, node_advice
@@ -182,12 +183,29 @@ def _grant(job: Job, found: RoundProblem, number: int, row: Ints, speedup: float
     batch = None
     facts: dict[str, Any] = {"speedup": round(speedup, 2), "batch": None, "efficiency": None}
     if is_tuned(job.batching):
-        best = found.goodput[number][place.gpu_type or ""].best(place.gpus, multi_node=len(place.nodes) > 1)
+        goodput, several = found.goodput[number][place.gpu_type or ""], len(place.nodes) > 1
+        best = goodput.best(place.gpus, multi_node=several)
         if best is not None:
-            batch = best.plan
-            facts |= {"batch": best.batch, "efficiency": round(100 * best.efficiency)}
+            near = _near_best(job, goodput, best) if job.placement == place else None
+            batch = best.plan if near is None else job.requested_batch  # which asks the trainer for nothing new
+            shown = near or best
+            facts |= {"batch": shown.batch, "efficiency": round(100 * shown.efficiency)}
     reason = Reason.of(Code.GOODPUT_SPEEDUP, **facts)
     return Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type, exact=place, batch=batch)
+
+
+def _near_best(job: Job, goodput: Goodput, best: TunedBatch) -> TunedBatch | None:
+    """The job's present batch, or the one that its trainer was asked for, where the best one is hardly better.
+
+    None for a run that was never asked: its lease has the parameters by which the trainer tunes its batch from the
+    first plan on. The trainer applies the same threshold to the plans that it chooses by itself.
+    """
+    held = job.placement
+    if held is None or job.batching is None or job.requested_batch is None:
+        return None
+    plans = [plan for plan in (job.batching.plan, job.requested_batch) if plan is not None]
+    found = [goodput.at(held.gpus, plan, multi_node=len(held.nodes) > 1) for plan in plans]
+    return next((one for one in found if one and best.goodput <= one.goodput * (1 + HYSTERESIS)), None)
 
 
 def _could_run(found: RoundProblem, number: int) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainer_shim.preemption.lease import LeaseBatch
 
 RETUNE_SECONDS = 30.0  # seconds between two choices of the trainer
-HYSTERESIS = 0.05  # the part by which a plan must be better than the present one
+HYSTERESIS = 0.05  # the part by which a plan must be better than the present one; the scheduler has the same
 
 log = logging.getLogger("trainer_shim")
 

@@ -12,7 +12,8 @@ from metasched.core.policy import PolicyState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code
 from metasched.scheduling.engine import precompute, run_round
-from metasched.throughput.job_goodput import batch_limits
+from metasched.throughput.goodput import HYSTERESIS
+from metasched.throughput.job_goodput import batch_limits, job_goodput
 from policies.pollux.policy import Pollux, PolluxParameters
 from tests.builders import job, nodes, running, snapshot
 
@@ -52,6 +53,29 @@ def test_a_job_with_much_noise_has_a_larger_batch_than_one_with_little():
     assert calm >= ADAPTIVE.first_batch
     assert result.reasons["loud"].code == Code.GOODPUT_SPEEDUP
     assert "batch of" in words(result.reasons["loud"])
+
+
+def test_a_batch_that_is_nearly_the_best_remains():
+    """A trainer is asked for another plan only where goodput gains more than its own threshold."""
+    place = Placement(("v100-0",), 4, "v100")
+    held = adaptive(status=Status.RUNNING, placement=place, run_started=0.0, trainer_ready=True)
+    best = decide([held], nodes(1)).batches["a"]
+    goodput = job_goodput(held, ["v100"])["v100"]
+    reached = {plan: goodput.at(4, plan, multi_node=False).goodput for plan in map(BatchPlan, range(16, 257))}
+    near = [plan for plan, one in reached.items() if plan != best and one * (1 + HYSTERESIS) > reached[best]]
+    far = [plan for plan, one in reached.items() if one * (1 + HYSTERESIS) < reached[best]]
+    assert near
+    assert far
+    asked = [held.evolve(requested_batch=plan) for plan in (near[0], far[0])]
+    assert [decide([one], nodes(1)).batches["a"] for one in asked] == [near[0], best]
+    never_asked = held.evolve(batching=replace(ADAPTIVE, plan=near[0]))
+    assert decide([never_asked], nodes(1)).batches["a"] == best  # its lease needs a plan
+    trained = held.evolve(batching=replace(ADAPTIVE, plan=near[0]), requested_batch=far[0])
+    kept = decide([trained], nodes(1))
+    assert kept.batches["a"] == far[0]  # which it was asked for, and has replaced by itself
+    assert f"batch of {near[0].global_batch(4)}" in words(kept.reasons["a"])
+    moved = trained.evolve(placement=Placement(("gone",), 4, "v100"))
+    assert decide([moved], nodes(1)).batches["a"] == best
 
 
 def test_a_job_with_a_fixed_batch_is_granted_gpus_and_no_plan():

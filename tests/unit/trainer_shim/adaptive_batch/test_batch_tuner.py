@@ -2,6 +2,7 @@
 
 import pytest
 
+from metasched.throughput import goodput
 from trainer_shim.adaptive_batch.batch_tuner import HYSTERESIS, RETUNE_SECONDS, BatchTuner, NumberedPlan
 from trainer_shim.adaptive_batch.goodput import PlanLimits
 from trainer_shim.batch import plan_batch
@@ -78,13 +79,13 @@ def test_the_trainer_tunes_between_the_plans():
 
 
 def test_a_small_gain_changes_nothing():
-    """A plan that is better by less than the hysteresis is not proposed."""
+    """A plan that is better by less than the hysteresis is not proposed; the scheduler has the same hysteresis."""
     trainer = Trainer()
     trainer.now = RETUNE_SECONDS
     best = trainer.ask(lease(0, theta=THETA)).plan
     trainer.present = plan_batch(best.global_batch - 2, 2, 64)  # one sample less on each GPU
     trainer.now = 2 * RETUNE_SECONDS
-    assert HYSTERESIS > 0.01
+    assert HYSTERESIS == goodput.HYSTERESIS > 0.01
     assert trainer.ask(lease(0, theta=THETA)) is None
 
 
