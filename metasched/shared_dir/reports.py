@@ -178,12 +178,13 @@ class StopReport(_Line, frozen=True):
 
 
 class EndReport(_Line, frozen=True):
-    """The trainer has finished its work."""
+    """The trainer has finished its work; ``metric`` as in ``StepsReport``."""
 
     step: _Step
     samples: _Samples
     loss: _Loss | None
     progress: _Progress | None = None
+    metric: _Loss | msgspec.UnsetType | None = msgspec.UNSET
 
 
 Report = StartReport | DeclareReport | ProfilingReport | StepsReport | CheckpointReport | StopReport | EndReport

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from metasched.core.apps import MOST_LOSS_POINTS, LossPoint
-from metasched.shared_dir.reports import Report, StepsReport
+from metasched.shared_dir.reports import EndReport, Report, StepsReport
 
 
 class ReportedLosses(NamedTuple):
@@ -32,7 +32,7 @@ class ReportedLosses(NamedTuple):
         """
         points, of_metric = list(self.points), self.of_metric
         for report in reports:
-            if not isinstance(report, StepsReport):
+            if not isinstance(report, StepsReport | EndReport):
                 continue
             progress = report.step if report.progress is None and not adapts else report.progress
             if report.metric is not msgspec.UNSET and not of_metric:
@@ -48,13 +48,15 @@ class ReportedLosses(NamedTuple):
         return ReportedLosses(tuple(points), of_metric)
 
 
-def _metric(report: StepsReport) -> float | None:
+def _metric(report: StepsReport | EndReport) -> float | None:
     if report.metric is msgspec.UNSET:
         return None
     return math.nan if report.metric is None else float(report.metric)
 
 
-def _loss(report: StepsReport) -> float | None:
+def _loss(report: StepsReport | EndReport) -> float | None:
+    if isinstance(report, EndReport):
+        return None  # that of the last steps, which is known
     return math.nan if report.diverged else report.loss
 
 

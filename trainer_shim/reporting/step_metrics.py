@@ -62,6 +62,11 @@ class StepMetrics:
         self._metric_sum += value
         self._metrics += 1
 
+    @property
+    def unreported_metric(self) -> float | None:
+        """The mean of this rank's values of the script's own metric since the last summary with steps; None without."""
+        return self._metric_sum / self._metrics if self._metrics else None
+
     def add_step(self, samples: int) -> None:
         """Add an optimizer step over `samples` samples of all ranks."""
         self.steps += 1

@@ -67,3 +67,11 @@ def test_points_are_few_and_the_newer_ones_closer_together(losses):
     assert widths == sorted(widths, reverse=True)
     total = math.fsum(width * (point.loss / 1e10) for width, point in zip(widths, points, strict=True))
     assert math.isclose(total, math.fsum(loss / 1e10 for loss in losses), rel_tol=1e-6, abs_tol=1e284)
+
+
+def test_the_last_metric_is_in_the_end():
+    """It is the value after the last steps; the loss of the end is that of the last steps, which is known."""
+    end = b'{"v": 1, "t": 1.8e9, "kind": "end", "step": 5, "samples": 5, "loss": 1.0%s}'
+    with_metric, without = parse_line(end % b', "metric": -2', NOW), parse_line(end % b"", NOW)
+    assert after(steps(5, 1.5, metric=-1.0), with_metric) == (LossPoint(5.0, -2.0),)
+    assert after(steps(5, 1.5), without) == (LossPoint(5.0, 1.5),)
