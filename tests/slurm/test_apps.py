@@ -12,6 +12,8 @@ from tests.slurm.site import ROOT
 TRIALS, STEPS = 8, 40
 GATES = (5, 10, 20)
 """The last steps of the phases but the last one."""
+DEPENDENTS = (("afterok", "_0"), ("afterany", ""))
+"""Of the winner, and of the whole array, which ends although tasks are cancelled."""
 SCRIPT = f"""\
 program={trial.__file__}
 if [ $SLURM_ARRAY_TASK_ID = 7 ]; then program={shim_trial.__file__}; fi
@@ -33,6 +35,7 @@ def test_an_array_is_halved_to_one(site, policy):
     array = site.submit(SCRIPT, f"--array=0-{TRIALS - 1}", "--gres=gpu:1", tag=f"metasched tuner=halving,steps={STEPS}")
     directory = site.base / f"job-{site.number}"
     (directory / "deaf").touch()
+    after = [site.submit("true", f"--dependency={kind}:{array}{of}", tag=None) for kind, of in DEPENDENTS]
     tasks = [f"{array}_{task}" for task in range(TRIALS)]
 
     def progress(task):
@@ -77,6 +80,7 @@ def test_an_array_is_halved_to_one(site, policy):
             assert "requeue" not in kinds
     assert all(len(runs) <= 2 for runs in runs_of_losers)
 
+    site.wait(lambda: not site.cluster.run("squeue", "-h", "-j", ",".join(after), "-t", "PD,R,CG").split())
     argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "replay", "--last", "1000"]
     replayed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert replayed.returncode == 0, replayed.stdout
