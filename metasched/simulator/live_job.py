@@ -71,6 +71,7 @@ class LiveJob:
         overhead_seconds: how long the job held GPUs without training.
         version: the number of the job's latest predicted event; earlier events are void.
         agent: the trainer's side of a job whose batch size may change; None for another job.
+        ends: whether the job is to end for good.
     """
 
     submission: Submission
@@ -98,6 +99,7 @@ class LiveJob:
     overhead_seconds: float = 0.0
     version: int = 0
     agent: Agent | None = None
+    ends: bool = False
 
     def __post_init__(self) -> None:
         job = self.submission.job
@@ -204,12 +206,13 @@ class LiveJob:
         self.intervals.append(self.interval(now))
         self.earlier_attained, self.earlier_ran = self.job.attained, self.job.ran_seconds
 
-    def outcome(self, now: float, finished: float | None, contention: float) -> JobOutcome:
+    def outcome(self, now: float, finished: float | None, contention: float, ended: float | None = None) -> JobOutcome:
         """The job's record at ``now``.
 
         Args:
             now: the present instant.
             finished: when the job finished; None for a job that did not.
+            ended: when it was gone after a tuner had ended it; None for another job.
             contention: see ``JobOutcome``.
         """
         intervals = self.intervals
@@ -226,4 +229,5 @@ class LiveJob:
             lost_seconds=self.lost_seconds,
             overhead_seconds=self.overhead_seconds,
             contention=contention,
+            ended=ended,
         )

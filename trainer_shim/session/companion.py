@@ -43,8 +43,8 @@ log = logging.getLogger("trainer_shim")
 class Companion:
     """One trainer: a process among `size`, whose loop belongs to a framework.
 
-    Made by `trainer_shim.attach`. All methods but `seed`, `ignore_stop_signals`, `restart_timer` and `atomic_file` are
-    collective: every rank calls them alike.
+    Made by `trainer_shim.attach`. All methods but `metric`, `seed`, `ignore_stop_signals`, `restart_timer` and
+    `atomic_file` are collective: every rank calls them alike.
 
     Attributes:
         rank: this process's number, from 0.
@@ -180,6 +180,10 @@ class Companion:
             self.should_save = session.group.on_rank_zero(lambda: self._worth_saving(urgent=vote.urgent > 0))
         return self._cause is not None
 
+    def metric(self, value: torch.Tensor | float) -> None:
+        """Report a value by which the app's tuner compares this training with others; see `Context.metric`."""
+        self._session.metrics.add_metric(float(value))
+
     def saved(self, path: Path, *, final: bool = False, protected: Collection[Path] = ()) -> bool:
         """Publish a checkpoint that the framework has written, a file or a directory in `directory`.
 
@@ -197,7 +201,8 @@ class Companion:
         """
         if path.resolve().parent != self.directory.resolve():
             raise UsageError(f"{path}: a checkpoint of this trainer belongs directly in {self.directory}")
-        cause = "stop" if self._cause else "final" if final else "periodic"
+        final = final or self._cause == "finish"
+        cause = "final" if final else "stop" if self._cause else "periodic"
         plan, session = self._planned(), self._session
         metadata = {
             "global_batch": plan.global_batch,
@@ -244,6 +249,8 @@ class Companion:
         """
         if self._cause is None:
             raise UsageError("companion.stop() comes after companion.should_stop() has returned True")
+        if self._cause == "finish":
+            self._mark_final()
         self._session.exit_for_stop(
             self._cause,
             step=self.step,
@@ -259,12 +266,16 @@ class Companion:
         """
         if self._session.ended:
             return
-        if self._unmarked and self.checkpoint_is_current:
-            path, protected = self._unmarked
-            self.saved(path, final=True, protected=protected)
+        self._mark_final()
         plan = self._planned()
         self._session.report_steps(self.step, plan)
         self._session.report_finished(step=self.step, samples=self.step * plan.global_batch)
+
+    def _mark_final(self) -> None:
+        """Publish the newest checkpoint again, as the final one, if this trainer wrote it and has not trained since."""
+        if self._unmarked and self.checkpoint_is_current:
+            path, protected = self._unmarked
+            self.saved(path, final=True, protected=protected)
 
     def restart_timer(self) -> None:
         """Exclude the time since the last boundary, such as an evaluation, from the reported seconds."""

@@ -303,6 +303,18 @@ class Context:
         """
         self._callbacks.add(before, after)
 
+    def metric(self, value: torch.Tensor | float) -> None:
+        """Report a value by which the app's tuner compares this training with others; less is better.
+
+        From the first call on, the values count instead of the loss. Of several values between two reports, and of
+        those of several ranks, the mean counts; ranks may leave the call out. A value that is not finite says that the
+        training has diverged.
+
+        Args:
+            value: the number, or a tensor with one element.
+        """
+        self._session.metrics.add_metric(float(value))
+
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
 
@@ -559,7 +571,7 @@ class Context:
             per_gpu_batch=plan.per_gpu_batch,
             accumulation=plan.accumulation,
         ):
-            self._session.exit_after_profiling()
+            self._session.exit_finished()
 
     def _synchronized_time(self) -> float:
         """Return the time on the monotonic clock at which the device has finished its work."""
@@ -616,7 +628,9 @@ class Context:
                 deadline_near=self._session.seconds_to_deadline() < (self._session.save_history.slowest_seconds or 0),
             )
         found = self._session.start_vote(vote).result()
-        stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
+        # a training that is to end for good continues to its next boundary, where its final checkpoint can be saved
+        saved = found.progress_saved and not found.finish
+        stops_now = saved or found.deadline_near or found.urgent or found.superseded
         # a rank that left its evaluation early does not wait for this vote's result, and would not stop with the others
         if found.stop_cause and stops_now and not found.evaluation_left:
             self._report_steps()
@@ -631,9 +645,18 @@ class Context:
     def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
         """Save if there is a new position to save and time to save it, and exit. Collective.
 
+        A request to finish ends the training as `finish` does: its final checkpoint is saved, and a later start trains
+        no more.
+
         Raises:
             SystemExit: always.
+            CheckpointError: the final checkpoint cannot be written.
         """
+        if cause == "finish" and may_save:
+            self._callbacks.run_before(cause)
+            self.finish()
+            self._callbacks.run_after(cause)
+            self._session.exit_finished()
         noticed = self._group.earliest(self._session.stop_requests.noticed)
         with self._group.watchdog.busy():
             self._checkpointing.saver.settle()
