@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from metasched.core.apps import App, Bracket
-from metasched.core.model import Job
+from metasched.core.model import Job, Snapshot
 from policies.themis.finish_time import AppJob, AppWork, Phase, Slowdown
 
 UNKNOWN_WORK = 3600.0
@@ -81,16 +81,19 @@ def one_node_rate(job: Job, gpu_type: str) -> float | None:
     return None
 
 
-def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: Callable[[Job], Slowdown]) -> AppWork:
+def app_work(
+    app: App, jobs: Sequence[Job], rates: Rates, snapshot: Snapshot, slowdown: Callable[[Job], Slowdown]
+) -> AppWork:
     """The work of some of an app's live members.
 
     Args:
         app: the app.
         jobs: the members; those that their tuner holds are missing.
         rates: how fast they are.
-        now: unix seconds.
+        snapshot: the round, whose apps count for an app that has just been submitted.
         slowdown: a job's slowdown by the distance of its GPUs.
     """
+    age = snapshot.now - app.first_submitted
     whole = {job.uid: _whole_training(job, rates, slowdown(job)) for job in jobs}
     done = {job.uid: (job.progress_steps or 0.0) for job in jobs}
     phases = _phases(app, jobs, whole, done)
@@ -99,9 +102,9 @@ def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: 
     trained = math.fsum(_trained(job, rates) for job in jobs)
     return AppWork(
         phases=phases,
-        elapsed=max(now - app.first_submitted, 0.0),
+        elapsed=max(age, 0.0),
         budget=gone + trained + left,
-        apps=app.mean_live_apps(now),
+        apps=app.mean_live_apps(snapshot.now) if age > 0.0 else float(max(len(snapshot.apps), 1)),
         most_gpus=max((sum(job.most_gpus for job in phase) for phase in phases), default=0),
     )
 
