@@ -16,7 +16,7 @@ from metasched.core.policy import PolicyState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import precompute, run_round
-from metasched.simulator.records import LocatedSpeed, Locality
+from metasched.simulator.records import Locality, LocatedSpeed
 from policies.themis.policy import Themis, ThemisParameters
 from tests.builders import job, linear, node, nodes, running, snapshot
 
@@ -94,7 +94,7 @@ def random_jobs(rng):
 @pytest.mark.parametrize("seed", range(12))
 def test_leases_hold_gangs_are_whole_and_nothing_idles(seed):
     """In a closed loop with ends: no GPU twice; nothing free on which a waiting job could run; leases last."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     sizes = [rng.choice((2, 4, 4, 8)) for _ in range(rng.randint(1, 4))]
     the_nodes = tuple(node(f"n{at}", gpus, cpus=64, memory=1 << 40) for at, gpus in enumerate(sizes))
     loop = Loop(themis(fairness=rng.choice((0.2, 0.8)), lease_seconds=300.0), the_nodes, random_jobs(rng))
