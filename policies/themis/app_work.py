@@ -13,8 +13,8 @@ from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from metasched.core.apps import App, Bracket
-from metasched.core.model import Job
-from policies.themis.finish_time import AppJob, AppWork, Phase, Slowdown
+from metasched.core.model import Job, Snapshot
+from policies.themis.finish_time import AppJob, AppWork, LaterPhase, Phase, Slowdown, curve_phase, halving_phases
 
 UNKNOWN_WORK = 3600.0
 """The work of a training of which nothing is known: seconds on one GPU. Later, as much is left as it has received."""
@@ -81,16 +81,19 @@ def one_node_rate(job: Job, gpu_type: str) -> float | None:
     return None
 
 
-def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: Callable[[Job], Slowdown]) -> AppWork:
+def app_work(
+    app: App, jobs: Sequence[Job], rates: Rates, snapshot: Snapshot, slowdown: Callable[[Job], Slowdown]
+) -> AppWork:
     """The work of some of an app's live members.
 
     Args:
         app: the app.
         jobs: the members; those that their tuner holds are missing.
         rates: how fast they are.
-        now: unix seconds.
+        snapshot: the round, whose apps count for an app that has just been submitted.
         slowdown: a job's slowdown by the distance of its GPUs.
     """
+    age = snapshot.now - app.first_submitted
     whole = {job.uid: _whole_training(job, rates, slowdown(job)) for job in jobs}
     done = {job.uid: (job.progress_steps or 0.0) for job in jobs}
     phases = _phases(app, jobs, whole, done)
@@ -99,9 +102,9 @@ def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: 
     trained = math.fsum(_trained(job, rates) for job in jobs)
     return AppWork(
         phases=phases,
-        elapsed=max(now - app.first_submitted, 0.0),
+        elapsed=max(age, 0.0),
         budget=gone + trained + left,
-        apps=app.mean_live_apps(now),
+        apps=app.mean_live_apps(snapshot.now) if age > 0.0 else float(max(len(snapshot.apps), 1)),
         most_gpus=max((sum(job.most_gpus for job in phase) for phase in phases), default=0),
     )
 
@@ -129,27 +132,35 @@ def _whole_training(job: Job, rates: Rates, slowdown: Slowdown) -> AppJob:
 
 
 def _phases(app: App, jobs: Sequence[Job], whole: Mapping[str, AppJob], done: Mapping[str, float]) -> tuple[Phase, ...]:
-    """The phases left: those of the tuner's brackets, side by side; jobs outside of them train to their end."""
+    """The phases left: those of the tuner's brackets, side by side; jobs outside of them train to their end.
+
+    A tuner that works without phases may say how many steps a training has: the end of its most optimistic curve.
+    """
     inside = {uid for bracket in app.brackets for uid in bracket.trials}
     rows = [_bracket_phases(bracket, whole, done) for bracket in app.brackets]
-    first = tuple(whole[job.uid] for job in jobs if job.uid not in inside)
+    outside = [job for job in jobs if job.uid not in inside]
+    ends = [(steps - done[job.uid],) if (steps := _curve_steps(app, job)) > done[job.uid] else () for job in outside]
+    first = curve_phase([whole[job.uid] for job in outside], ends)
     merged = [tuple(job for phase in row for job in phase) for row in zip_longest((first,), *rows, fillvalue=())]
     return tuple(phase for phase in merged if phase)
 
 
-def _bracket_phases(bracket: Bracket, whole: Mapping[str, AppJob], done: Mapping[str, float]) -> list[Phase]:
-    """The present phase of a bracket, and the later ones, in which the median job stands for survivors (Eq. 2)."""
+def _curve_steps(app: App, job: Job) -> float:
+    """The steps at which the tuner says that a trial's curve ends; 0 where it does not say."""
+    return 0.0 if app.tuner is None or job.tuner is None else app.tuner.options.get("steps", 0.0)
+
+
+def _bracket_phases(bracket: Bracket, whole: Mapping[str, AppJob], done: Mapping[str, float]) -> tuple[Phase, ...]:
+    """The present phase of a bracket, and the later ones (Eq. 2)."""
     present, *later = bracket.phases[bracket.phase :]
     live = [uid for uid in bracket.trials if uid in whole]
     if not live:
-        return []
-    jobs = tuple(
+        return ()
+    jobs = [
         whole[uid]._replace(iterations_left=max(present.steps - done[uid], LEAST_LEFT * done[uid], 1.0)) for uid in live
-    )
-    median = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
-    found: list[Phase] = [jobs]
-    for before, phase in pairwise((present, *later)):
-        most = max(phase.max_gpus, median.least_gpus)
-        survivor = median._replace(iterations_left=phase.steps - before.steps, most_gpus=most)
-        found.append((survivor,) * phase.trials)
-    return found
+    ]
+    after = [
+        LaterPhase(phase.steps - before.steps, phase.trials, phase.max_gpus)
+        for before, phase in pairwise((present, *later))
+    ]
+    return halving_phases(jobs, after)

@@ -64,18 +64,33 @@ Phase = tuple[AppJob, ...]
 """The jobs of one phase."""
 
 
-def halving_phases(jobs: Sequence[AppJob], later_iterations: Iterable[float]) -> tuple[Phase, ...]:
+class LaterPhase(NamedTuple):
+    """A phase that has not begun.
+
+    Attributes:
+        iterations: iterations of each of its jobs.
+        jobs: their number; None for half as many as in the phase before.
+        most_gpus: the GPUs that one of them can use at most; None for as many as before.
+    """
+
+    iterations: float
+    jobs: int | None = None
+    most_gpus: int | None = None
+
+
+def halving_phases(jobs: Sequence[AppJob], later: Iterable[LaterPhase]) -> tuple[Phase, ...]:
     """The phases of successive halving: which jobs survive is not known, so the median job stands for each (4.3.2).
 
     Args:
         jobs: the jobs of the present phase, with their iterations until its end.
-        later_iterations: for each later phase, the iterations of each of its jobs.
+        later: the later phases.
     """
     phases: list[Phase] = [tuple(jobs)]
-    median = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
-    for iterations in later_iterations:
-        survivor = median._replace(iterations_left=iterations)
-        phases.append((survivor,) * max(len(phases[-1]) // 2, 1))
+    survivor = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
+    for phase in later:
+        most = survivor.most_gpus if phase.most_gpus is None else max(phase.most_gpus, survivor.least_gpus)
+        survivor = survivor._replace(iterations_left=phase.iterations, most_gpus=most)
+        phases.append((survivor,) * (max(len(phases[-1]) // 2, 1) if phase.jobs is None else phase.jobs))
     return tuple(phases)
 
 
