@@ -134,12 +134,8 @@ class StatusPublisher:
             time_slicing=co_runner is not None and suspended,
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
-<<<<<<< HEAD
             step_gain=step_gain(job),
-=======
-            step_gain=_step_gain(job),
             app=job.app,
->>>>>>> apps17
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
         )
 
