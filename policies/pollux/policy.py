@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PlainValidator
 
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Decision, Grant, Job, NodeAdvice, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
@@ -198,14 +199,19 @@ def _near_best(job: Job, goodput: Goodput, best: TunedBatch) -> TunedBatch | Non
     """The job's present batch, or the one that its trainer was asked for, where the best one is hardly better.
 
     None for a run that was never asked: its lease has the parameters by which the trainer tunes its batch from the
-    first plan on. The trainer applies the same threshold to the plans that it chooses by itself.
+    first plan on; and for one that was asked for what its script no longer allows. The trainer applies the same
+    threshold to the plans that it chooses by itself.
     """
-    held = job.placement
-    if held is None or job.batching is None or job.requested_batch is None:
+    held, asked = job.placement, job.requested_batch
+    if held is None or job.batching is None or asked is None:
         return None
-    plans = [plan for plan in (job.batching.plan, job.requested_batch) if plan is not None]
-    found = [goodput.at(held.gpus, plan, multi_node=len(held.nodes) > 1) for plan in plans]
-    return next((one for one in found if one and best.goodput <= one.goodput * (1 + HYSTERESIS)), None)
+    smaller = BatchPlan(asked.per_gpu - 1, asked.accumulation)  # an even division is rounded up
+    several = len(held.nodes) > 1
+    reached = goodput.at(held.gpus, asked, multi_node=several)
+    if reached is None or smaller.global_batch(held.gpus) >= goodput.limits.max_batch:
+        return None
+    present = None if job.batching.plan is None else goodput.at(held.gpus, job.batching.plan, multi_node=several)
+    return next((one for one in (present, reached) if one and best.goodput <= one.goodput * (1 + HYSTERESIS)), None)
 
 
 def _could_run(found: RoundProblem, number: int) -> bool:

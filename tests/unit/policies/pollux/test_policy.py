@@ -78,6 +78,17 @@ def test_a_batch_that_is_nearly_the_best_remains():
     assert decide([moved], nodes(1)).batches["a"] == best
 
 
+@pytest.mark.parametrize("asked", [BatchPlan(4), BatchPlan(256), BatchPlan(100, 4), BatchPlan(512)])
+def test_a_batch_that_the_script_no_longer_allows_is_not_asked_for_again(asked):
+    """The limits of the latest start count, although the present batch is nearly the best."""
+    place = Placement(("v100-0",), 4, "v100")
+    held = adaptive(status=Status.RUNNING, placement=place, run_started=0.0, trainer_ready=True)
+    smaller = replace(ADAPTIVE, max_batch=400)
+    best = decide([held.evolve(batching=smaller)], nodes(1)).batches["a"]
+    trained = held.evolve(batching=replace(smaller, plan=best), requested_batch=asked)
+    assert decide([trained], nodes(1)).batches["a"] == best
+
+
 def test_a_job_with_a_fixed_batch_is_granted_gpus_and_no_plan():
     """Its efficiency is 1 whatever its noise."""
     fixed = adaptive().evolve(batching=Batching(64, plan=BatchPlan(64), global_batch=64))
