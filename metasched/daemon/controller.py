@@ -101,7 +101,7 @@ class Controller:
         self._estimates = JobEstimates(store, config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
         self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates, self._reports)
-        self._state_builder.all_losses = policy.reads_apps
+        self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
@@ -143,7 +143,7 @@ class Controller:
         self._actuator.config = config
         self._estimates.reconfigure(config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
-        self._state_builder.all_losses = policy.reads_apps
+        self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
         self._round_wanted = True
 
     def poll(self) -> float:
