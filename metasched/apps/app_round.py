@@ -43,6 +43,13 @@ class AppRound:
     ends: Mapping[str, Reason]
     state: AppsState
 
+    @property
+    def phase_ends(self) -> Mapping[str, float]:
+        """Progress steps at which the present phase of a trial ends, by uid; ended trials may be among them."""
+        brackets = [bracket for app in self.snapshot.apps for bracket in app.brackets]
+        comparing = [bracket for bracket in brackets if bracket.phase < len(bracket.phases) - 1]
+        return {uid: bracket.phases[bracket.phase].steps for bracket in comparing for uid in bracket.trials}
+
 
 def apply_apps(snapshot: Snapshot, state: AppsState = NO_STATE, *, singles: bool = False) -> AppRound:
     """Group jobs into apps, and let the apps' tuners cap, hold and end trials. Pure.

@@ -51,6 +51,7 @@ class RoundResult:
         batches: by uid, the batch plan that the trainer of a target should take up.
         ends: by uid, why a live trial is to end for good.
         apps: the apps' state, for the next round.
+        phase_ends: by uid, the progress steps at which a trial's phase ends, so that a round then is worth its while.
     """
 
     decision: Decision
@@ -61,6 +62,7 @@ class RoundResult:
     batches: Mapping[str, BatchPlan] = field(default_factory=dict)
     ends: Mapping[str, Reason] = field(default_factory=dict)
     apps: AppsState = NO_APPS
+    phase_ends: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, apps: AppsState = NO_APPS) -> RoundResult:
@@ -103,7 +105,17 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, app
     targets = {**retained, **placements.placed}
     co_runners = {**placements.co_runners, **_retained_pairs(snapshot, retained, targets)}
     batches = _batches(schedulable, decision, targets)
-    return RoundResult(decision, after, targets, reasons, co_runners, batches, searched.ends, searched.state)
+    return RoundResult(
+        decision,
+        after,
+        targets,
+        reasons,
+        co_runners,
+        batches,
+        searched.ends,
+        searched.state,
+        searched.phase_ends,
+    )
 
 
 def _decide(

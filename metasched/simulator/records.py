@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from metasched.core.apps import LossPoint
 from metasched.core.model import Job, Node, Placement, Quota
 from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
@@ -47,6 +48,8 @@ class Submission:
         checkpoint_seconds: how long a stopped job still holds its GPUs; None for that of ``Settings``.
         declared: whether policies see the job's total steps and its progress.
         declared_ratio: the total steps that policies see, over the true ones; 1.0 for an exact declaration.
+        losses: the hidden learning curve: the losses that the training reports, ascending in progress. Tuners and
+            policies see those up to the job's progress.
     """
 
     job: Job
@@ -56,6 +59,7 @@ class Submission:
     checkpoint_seconds: float | None = None
     declared: bool = True
     declared_ratio: float = 1.0
+    losses: tuple[LossPoint, ...] = ()
 
     def stop_cost(self, settings: Settings) -> float:
         """Seconds for which the job still holds its GPUs when it is stopped."""

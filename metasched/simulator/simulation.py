@@ -66,7 +66,7 @@ class _Simulation(RoundLoop):
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
-        self.steady = policy.steady
+        self.steady = policy.steady and not any(one.job.tuner for one in workload.submissions)
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.begin = begin or InitialState()
         self.state = self.begin.state
@@ -109,8 +109,11 @@ class _Simulation(RoundLoop):
 
     def process_events(self) -> None:
         """Process the cluster's events of this instant, and record completions."""
-        for outcome in self.cluster.process_events():
+        before = self.cluster.phases_done
+        ended = self.cluster.process_events()
+        for outcome in ended:
             self.record_end(outcome)
+        if ended or self.cluster.phases_done > before:
             self.changed = True
             self.woken |= self.wakes_on_completion
             self.idle_rounds = 0
@@ -147,6 +150,7 @@ class _Simulation(RoundLoop):
             self.idle_rounds = 0
         elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
             self.idle_rounds += 1
+        cluster.set_phase_ends(result.phase_ends)
         cluster.set_targets(result.targets, result.co_runners, result.batches)
         self.schedule.record_round(self.now)
         self.changed = self.woken = False
