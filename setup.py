@@ -78,6 +78,7 @@ setup(
             "ares = policies.ares.policy:Ares",
             "fifo = policies.baselines.fifo:Fifo",
             "gandiva = policies.baselines.gandiva:Gandiva",
+            "gandiva_apps = policies.baselines.gandiva_apps:GandivaApps",
             "gandiva_fair = policies.baselines.gandiva_fair:GandivaFair",
             "gavel_cost = policies.gavel.policies:GavelCost",
             "gavel_ftf = policies.gavel.policies:GavelFinishTimeFairness",

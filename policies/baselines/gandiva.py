@@ -7,23 +7,17 @@ slower than time-slicing is separated, and its jobs are paired with others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from metasched.core.model import Decision, Job, Snapshot
-from metasched.core.policy import PolicyState
-from metasched.core.reasons import Code, Reason
+from metasched.core.model import Job
 from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
 from metasched.time_shares.round_mechanism import Combination, TimeShares, pair_of
-from policies.baselines.app_groups import AppGroup, by_app
-from policies.baselines.gpu_allocator import allocate
-
-PLACEMENT_PREFERENCE = Reason(Code.PLACEMENT_PREFERENCE)
 
 
 class GandivaParameters(TimeShareParameters):
@@ -36,14 +30,11 @@ class GandivaParameters(TimeShareParameters):
             while the other runs. Such pairs stay together. A simulation runs both at once all the same.
         as_published: whether jobs are paired whatever is known of their speeds together, as in Gavel's public code,
             which then separates those that cannot run together.
-        by_app: whether free GPUs go to the app that is slowed down most by several nodes, without time shares and
-            pairs, as in Themis's comparison (NSDI 2020, section 6.1). Jobs then hold their GPUs to their end.
     """
 
     least_gain: float = Field(default=1.0, ge=0)
     time_slices: bool = False
     as_published: bool = False
-    by_app: bool = False
 
 
 class Gandiva(TimeSharePolicy):
@@ -57,14 +48,6 @@ class Gandiva(TimeSharePolicy):
     def time_slicing(self) -> bool:
         """Whether the jobs of a pair are time-sliced, the parameter ``time_slices``."""
         return self.parameters.time_slices
-
-    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """The round of the time shares, or of the placement preferences of apps."""
-        if not self.parameters.by_app:
-            return super().decide(snapshot, state)
-        queue = by_app(snapshot, lambda group: -_slowdown(group, snapshot.capacity))
-        queue.sort(key=lambda job: not job.active)
-        return allocate(snapshot, queue, lambda _: PLACEMENT_PREFERENCE, strict=False, elastic=True), state
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """Equal time shares for jobs and pairs; the memory has the pairs, and how many random numbers were drawn."""
@@ -107,24 +90,6 @@ class Gandiva(TimeSharePolicy):
                 colocated, isolated = inputs.colocated_speed(job, co_runner, gpu_type), inputs.speed(job, gpu_type)
                 gains.append(colocated / isolated if colocated is not None and isolated else 0.5)
         return 2 * sum(gains) / len(gains) >= self.parameters.least_gain
-
-
-def _slowdown(group: AppGroup, gpu_types: Iterable[str]) -> float:
-    """By what factor an app's jobs are slower with each GPU on a node of its own, at most; 1.0 where nothing is known.
-
-    Each job is compared on two GPUs, or on its requested ones where those are more.
-    """
-    found = 1.0
-    for job in group.jobs:
-        if (speed := job.speed) is None:
-            continue
-        gpus = max(job.gpus, 2)
-        for gpu_type in gpu_types:
-            packed = speed.steps_per_second(gpu_type, (gpus,))
-            spread = speed.steps_per_second(gpu_type, (1,) * gpus)
-            if packed and spread:
-                found = max(found, packed / spread)
-    return found
 
 
 def _all_fit(inputs: AllocationInputs) -> bool:
