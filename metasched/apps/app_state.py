@@ -104,6 +104,11 @@ def write(records: Records) -> AppsState:
     return AppsState(VERSION, data | {"live": [list(step) for step in records.live]})
 
 
+def trials_of(state: AppsState) -> frozenset[str]:
+    """The uids of all trials that live apps have had, those that are gone included."""
+    return frozenset(uid for record in read(state).apps.values() for uid in record.trials)
+
+
 def ended(reasons: Mapping[str, Reason]) -> dict[str, dict[str, Any]]:
     """The reasons of ended trials as ``AppRecord.ended`` has them."""
     return {uid: to_json(reason) for uid, reason in reasons.items()}

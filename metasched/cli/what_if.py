@@ -79,7 +79,7 @@ def command(
         now = f"{current.name} (now)"
         compared = {now: current, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
-        rows = forecast(snapshot, estimates, compared, settings, states)
+        rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state())
     columns = [now, *chosen]
     if as_json:
         echo_json([_plain(row) for row in rows])
@@ -90,7 +90,7 @@ def command(
     made = table("JOB", "NAME", "USER", "WORK FROM", *right, right=right)
     for one in rows:
         left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
-        ends = ["never" if left[name] is None else f"in {duration(left[name])}" for name in columns]
+        ends = [_end(left[name], one.ended.get(name), snapshot.now) for name in columns]
         row(
             made,
             one.job.slurm_job_id,
@@ -106,8 +106,18 @@ def command(
         known = [end - one.job.submitted for one in rows if (end := one.ends[name]) is not None]
         stops = sum(one.preemptions[name] for one in rows)
         mean = duration(sum(known) / len(known)) if known else "none"
-        click.echo(f"{name}: mean JCT {mean}, {stops} preemptions, {len(rows) - len(known)} jobs never end")
+        lost = sum(name in one.ended for one in rows)
+        by_tuners = f", {lost} ended by tuners" if lost else ""
+        never = len(rows) - len(known) - lost
+        click.echo(f"{name}: mean JCT {mean}, {stops} preemptions{by_tuners}, {never} jobs never end")
     click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(snapshot.now))} on; nothing was changed.")
+
+
+def _end(left: float | None, ended: float | None, now: float) -> str:
+    """When a job completes, in seconds from now, or is ended by its tuner, in words."""
+    if left is not None:
+        return f"in {duration(left)}"
+    return "never" if ended is None else f"ended in {duration(ended - now)}"
 
 
 def _gap(left: dict[str, float | None], now: str, name: str) -> str:
@@ -126,5 +136,6 @@ def _plain(one: Any) -> dict[str, Any]:
         "user": one.job.user,
         "work_from": one.how,
         "ends": dict(one.ends),
+        "ended_by_tuner": dict(one.ended),
         "preemptions": dict(one.preemptions),
     }

@@ -578,6 +578,18 @@ class Requeue(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class End(Action):
+    """End a job for good: it is never requeued.
+
+    Attributes:
+        deadline: unix seconds until which the running trainer may write its final checkpoint and exit with 0; None to
+            cancel the job now.
+    """
+
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend(Action):
     """Suspend the present run, which keeps its memory and GPUs."""
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from metasched.configuration.config import Config
 from metasched.core.model import (
     Action,
+    End,
     HoldJob,
     Job,
     Placement,
@@ -51,6 +52,7 @@ ACTION_KINDS: Mapping[type[Action], str] = {
     Start: "start",
     Stop: "stop",
     Requeue: "requeue",
+    End: "end",
     Suspend: "suspend",
     Resume: "resume",
     Retune: "retune",
@@ -109,7 +111,8 @@ class Actuator:
 
     Attributes:
         config: the configuration in force; a reload replaces it.
-        unsent_stops: uids of jobs whose stop is recorded in the store and may not have reached Slurm.
+        unsent_stops: uids of jobs whose request to stop or to finish is recorded in the store, and may not have reached
+            Slurm or the lease.
     """
 
     def __init__(
@@ -123,9 +126,10 @@ class Actuator:
         self._backoff = Backoff()  # by uid and kind of action
         self._delayed_starts: dict[str, float] = {}  # instant of the release, by uid
         # An action without an outcome may not have reached Slurm. A plan repeats every kind but a stop, because Slurm
-        # still shows the state that the action was to change.
+        # still shows the state that the action was to change; of an end, only a request to finish is like a stop.
         unfinished = store.unfinished_actions()
-        self.unsent_stops = {action.uid for action in unfinished if action.kind == ACTION_KINDS[Stop]}
+        requests = {ACTION_KINDS[Stop], ACTION_KINDS[End]}
+        self.unsent_stops = {action.uid for action in unfinished if action.kind in requests}
         for action in unfinished:
             store.end_action(action.id, "the daemon died before it knew", None)
 
@@ -164,7 +168,7 @@ class Actuator:
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
             self._backoff.record_success(action.uid, kind)
-            if isinstance(action, Stop):
+            if isinstance(action, Stop | End):
                 self.unsent_stops.discard(action.uid)
             log.info("action", action=describe(action, state.snapshot))
             done += 1
@@ -174,7 +178,7 @@ class Actuator:
         """Put a failed action off for a while, longer after each failure in a row."""
         outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
         failures = self._backoff.record_failure(action.uid, ACTION_KINDS[type(action)], now, outage)
-        if isinstance(action, Stop):
+        if isinstance(action, Stop | End):
             self.unsent_stops.add(action.uid)
         if isinstance(action, Start) and failures.count > 1:  # after the second failure other jobs may have the GPUs
             self._store.update_job(action.uid, not_before=now + failures.wait)
@@ -257,6 +261,8 @@ class Actuator:
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
                 self._store.event("deaf", to_text(action.reason), uid=job.uid, at=state.snapshot.now)
+            case End():
+                self._end(job, action, state.snapshot.now)
             case Suspend():
                 self._store.run_suspended(job.uid, job.run, state.snapshot.now, by_us=True)
                 self._client.suspend(job.slurm_job_id)
@@ -317,6 +323,18 @@ class Actuator:
             # No trainer has reported that it handles the signal, which would kill another script and make the job fail.
             # Slurm's own requeue never loses a job, and its SIGTERM is a request to stop, too.
             self._client.requeue_hold(job.slurm_job_id)
+
+    def _end(self, job: Job, action: End, now: float) -> None:
+        """End a job for good; the store has its end since the round that decided it."""
+        lease = self._lease_of(job)
+        if action.deadline is None or not job.trainer_ready or lease is None or lease.run != job.run:
+            self._client.cancel(job.slurm_job_id)  # no trainer could answer, or it did not in time
+            return
+        self._store.stop_requested(job.uid, job.run, now)
+        # No signal is sent: a trainer that sees a signal alone stops to be requeued.
+        self._mailbox.request_finish(
+            job.uid, run=job.run, requested=now, deadline=action.deadline, reason=words(action.reason)
+        )
 
     def _lease_of(self, job: Job) -> Lease | None:
         """Return the job's lease; None where there is none, or it cannot be read."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import structlog
 
+from metasched.apps.app_state import trials_of
 from metasched.configuration.config import Config
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, NodeAdvice, Placement, Snapshot, Status
@@ -104,6 +105,8 @@ class Controller:
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
+        self._apps = store.apps_state()
+        self._ends: Mapping[str, Reason] = {}  # of the latest round; those of earlier rounds are in the jobs' records
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._degraded: Reason | None = None
@@ -161,7 +164,7 @@ class Controller:
         if self._round_due(now):
             self._decide(state.snapshot)
         elif self._solving_due(now):
-            self._begin_solving(replace(_for_policies(state.snapshot), round=self._round))
+            self._begin_solving(replace(self._for_policies(state.snapshot), round=self._round))
         actions = self._plan(state)
         done = self._act(actions, state)
         self._publisher.publish(self, state)
@@ -244,7 +247,7 @@ class Controller:
             SlurmError: Slurm could not be read.
         """
         self._estimates.fits_iterations |= fits_iterations
-        return _for_policies(self._observe_and_record(self._clock()).snapshot)
+        return self._for_policies(self._observe_and_record(self._clock()).snapshot)
 
     def decide_and_plan(self) -> tuple[Snapshot, Sequence[Action]]:
         """Decide a round and return the actions that it would lead to (for a dry run on a copy of the store).
@@ -326,12 +329,12 @@ class Controller:
         """Decide one round and commit it; a policy that fails leaves the last round's targets in force."""
         number = self._round + 1
         solved = self._background_solver.collect() if self.policy.solves_in_background else None
-        snapshot = replace(_for_policies(observed), round=number, precomputed=solved)
+        snapshot = replace(self._for_policies(observed), round=number, precomputed=solved)
         self._round_at = snapshot.now  # also if the policy fails: it is asked again a round later, not at every poll
         self._round_wanted = False
         begun = time.perf_counter()
         try:
-            result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
+            result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name), self._apps)
             sharing = _gpu_sharing_after(self.policy, snapshot, result)
             undisturbed = [
                 job
@@ -354,6 +357,8 @@ class Controller:
                 time_slicing=sharing.time_slicing,
                 renewed=[job.uid for job in undisturbed],
                 batches=result.batches,
+                apps=result.apps,
+                ends=result.ends,
             )
         except StoreError:
             raise
@@ -369,12 +374,25 @@ class Controller:
             self._begin_solving(snapshot)
         self._targets = result.targets
         self._batches = result.batches
+        self._apps = result.apps
+        self._ends = result.ends
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
+
+    def _for_policies(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot as a round sees it.
+
+        Jobs that are suspended only for their co-runner's time slice count as running, and what became of the trials of
+        live apps is in it.
+        """
+        jobs = tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in snapshot.jobs)
+        gone = trials_of(self._apps) - snapshot.job.keys()
+        completed = self._store.completed_by_themselves(gone) if gone else frozenset()
+        return replace(snapshot, jobs=jobs, completed_trials=completed)
 
     def _note_degraded(self, degraded: Reason | None, now: float) -> None:
         """Count a degraded round; the first of several is logged and recorded."""
@@ -401,7 +419,9 @@ class Controller:
         schedule = self.config.schedule
         timeouts = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
         sharing = replace(self._gpu_sharing, shards=state.gpu_shards)
-        actions = plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
+        recorded = {uid: job.record.end_reason for uid, job in state.jobs.items()}
+        ends = {uid: reason for uid, reason in recorded.items() if reason is not None} | dict(self._ends)
+        actions = plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops, ends)
         return with_batch_plans(actions, state.snapshot, self._targets, self._batches)
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
@@ -422,14 +442,6 @@ class Controller:
         self._slurm_error = str(error)
         self._round_wanted = True  # no later poll reports the arrivals of the interrupted one
         self._publisher.republish(self)
-
-
-def _for_policies(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which jobs that are suspended only for their co-runner's time slice count as running."""
-    return replace(
-        snapshot,
-        jobs=tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in snapshot.jobs),
-    )
 
 
 def _gpu_sharing_after(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:

@@ -162,8 +162,8 @@ class RunTracking:
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        if slurm.state not in (JobState.FAILED, JobState.TIMEOUT):
-            return False
+        if slurm.state not in (JobState.FAILED, JobState.TIMEOUT) or record.end_reason is not None:
+            return False  # a job that was ended for good is never requeued
         if record.current is not None and record.current.stop_requested is not None:
             kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
         elif self._may_be_killed_by_old_run(record, slurm):

@@ -68,7 +68,8 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
         store: the daemon's store, or a copy.
         registry: the installed policies.
         limit: the most rounds to replay.
-        other: a policy to decide instead of the recorded one; its state passes from round to round.
+        other: a policy to decide instead of the recorded one; its state passes from round to round, and that of
+            the apps does, too.
 
     Raises:
         NoSnapshotError: none of these rounds has a stored snapshot.
@@ -79,18 +80,19 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
     recorded = [(record, data) for record in store.recent_rounds(limit) if (data := store.snapshot(record.round))]
     if not recorded:
         raise NoSnapshotError(f"{store.path}: no snapshot of these rounds is kept; see [history] snapshots_bytes")
-    carried = None
+    carried, carried_apps = None, store.apps_state(recorded[-1][0].round - 1)
     for record, data in reversed(recorded):
         snapshot = decode(data)
         if other is None:
             policy_class = registry.get(record.policy)
             policy = policy_class(_parameters(policy_class, record))
             state = store.policy_state(record.policy, record.round - 1)
+            apps = store.apps_state(record.round - 1)
         else:
-            policy, state = other, carried
+            policy, state, apps = other, carried, carried_apps
             snapshot = replace(snapshot, precomputed=None)  # it was computed for the recorded policy
-        result = run_round(snapshot, policy, state)
-        carried = result.state
+        result = run_round(snapshot, policy, state, apps)
+        carried, carried_apps = result.state, result.apps
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
         yield Replayed(record, len(stored), _differences(stored, result.targets, result.reasons))
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from metasched.core.model import (
     Action,
+    End,
     Hold,
     HoldJob,
     Job,
@@ -28,9 +30,9 @@ from metasched.core.model import (
 from metasched.core.reasons import Code, Fact, Reason
 from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
 
-# Withdrawn jobs leave Slurm's queue before others enter it. Successors are queued before Suspend, Stop and Requeue free
-# resources for them. Resume is last: a job may need what a Suspend of the same plan frees.
-ACTION_ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
+# Withdrawn jobs leave Slurm's queue before others enter it. Successors are queued before Suspend, End, Stop and Requeue
+# free resources for them. Resume is last: a job may need what a Suspend of the same plan frees.
+ACTION_ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, End, Stop, Requeue, Resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,18 @@ class Timeouts:
 
 
 NO_SHARING = GpuSharing()
+NO_ENDS: Mapping[str, Reason] = MappingProxyType({})
 NOT_ITS_TURN = Reason(Code.NOT_ITS_TURN)
 MAX_NAMED_SUCCESSORS = 3  # in the reason of a preemption
 
 
-def plan(
+def plan(  # noqa: PLR0917  what is observed, and what was decided
     snapshot: Snapshot,
     targets: Mapping[str, Placement],
     timeouts: Timeouts,
     sharing: GpuSharing = NO_SHARING,
     unsent: Collection[str] = (),
+    ends: Mapping[str, Reason] = NO_ENDS,
 ) -> tuple[Action, ...]:
     """The actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
 
@@ -68,9 +72,11 @@ def plan(
         targets: by uid, the placement that each job should have now, most important first; other jobs should not run.
         timeouts: how long to wait for runs and for Slurm.
         sharing: the pairs that should share GPUs, and the shards that jobs hold.
-        unsent: uids of jobs whose request to stop may not have reached Slurm.
+        unsent: uids of jobs whose request to stop or to finish may not have reached the trainer.
+        ends: by uid, why jobs are to end for good, whatever their targets.
     """
-    planner = _Planner(snapshot, targets, timeouts, sharing, unsent)
+    targets = {uid: target for uid, target in targets.items() if uid not in ends} if ends else targets
+    planner = _Planner(snapshot, targets, timeouts, sharing, unsent, ends)
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
     jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
@@ -82,15 +88,17 @@ def plan(
 class _Planner:
     """One call of ``plan``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  as above
         self,
         snapshot: Snapshot,
         targets: Mapping[str, Placement],
         timeouts: Timeouts,
         sharing: GpuSharing,
         unsent: Collection[str],
+        ends: Mapping[str, Reason],
     ) -> None:
         self.unsent = unsent
+        self.ends = ends
         self.sharing = GpuSharingPlan(snapshot, targets, sharing, timeouts.slice_seconds)
         self.now = snapshot.now
         self.targets = targets
@@ -112,6 +120,8 @@ class _Planner:
     def missing_action(self, job: Job) -> Action | None:
         """The action that is missing for one job now; None for none."""
         target = self.targets.get(job.uid)
+        if (why := self.ends.get(job.uid)) is not None:
+            return self._ended(job, why)
         match job.status:
             case Status.HELD:
                 return self._held(job, target)
@@ -171,6 +181,25 @@ class _Planner:
         if stop_reason is not None:
             return Stop(job.uid, stop_reason, self.now + self.timeouts.grace_seconds)
         return self.sharing.slice_actions.get(job.uid)
+
+    def _ended(self, job: Job, why: Reason) -> Action | None:
+        """The action for a job that is to end for good.
+
+        A running trainer that was asked to stop before is not asked again: its job is cancelled once it is pending, or
+        once the grace time is over.
+        """
+        if job.status in (Status.HELD, Status.QUEUED):
+            return End(job.uid, why, None)
+        if job.status is Status.RUNNING:
+            since = job.stop_requested
+            deadline = (self.now if since is None else since) + self.timeouts.grace_seconds
+            if since is None or (self.now <= deadline and job.uid in self.unsent):
+                return End(job.uid, why, deadline)
+            return End(job.uid, why, None) if self.now > deadline else None
+        if job.status is Status.SUSPENDED and job.suspended_by_us:
+            # A suspended trainer cannot save. With GPUs it waits for its time slice, so it may be resumed at once.
+            return Resume(job.uid, why) if job.gpus > 0 else End(job.uid, why, None)
+        return None
 
     def _suspended(self, job: Job, target: Placement | None) -> Action | None:
         if not job.suspended_by_us or job.placement is None:

@@ -63,7 +63,7 @@ class NoLeaseError(MailboxError):
 
     def __init__(self, path: Path, run: int) -> None:
         super().__init__(
-            f"{path}: holds no lease for run {run}, so its stop cannot be written there; write the lease first"
+            f"{path}: holds no lease for run {run}, so no request can be written there; write the lease first"
         )
 
 
@@ -76,6 +76,15 @@ class BadNameError(MailboxError):
 
 class StopRequest(msgspec.Struct, frozen=True):
     """A request to checkpoint and end, for one run only; instants in unix seconds."""
+
+    run: int
+    requested: float
+    deadline: float
+    reason: str
+
+
+class FinishRequest(msgspec.Struct, frozen=True):
+    """A request to write a final checkpoint and exit with 0, for one run only; instants in unix seconds."""
 
     run: int
     requested: float
@@ -135,6 +144,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         requeue: how the job is requeued after a checkpoint.
         signal: name of the preemption signal.
         stop: the request to stop; None while there is none.
+        finish: the request to finish; None while there is none.
         trials: the profiling runs before the run; None for none.
         batch: the batch plan; None where the batch size is fixed.
     """
@@ -151,6 +161,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     requeue: RequeueMethod = RequeueMethod()
     signal: str = "SIGUSR2"
     stop: StopRequest | None = None
+    finish: FinishRequest | None = None
     trials: ProfilingRuns | None = None
     batch: LeasedBatch | None = None
 
@@ -238,11 +249,26 @@ class Mailbox:
         Raises:
             NoLeaseError: the job has no lease, or one for another run.
         """
-        lease = self.read_lease(uid)
-        if lease is None or lease.run != run:
-            raise NoLeaseError(self._lease_path(uid), run)
+        lease = self._lease_of_run(uid, run)
         if lease.stop is None or lease.stop.run != run:
             self.write_lease(msgspec.structs.replace(lease, stop=StopRequest(run, requested, deadline, reason)))
+
+    def request_finish(self, uid: str, run: int, requested: float, deadline: float, reason: str) -> None:
+        """Add a request to finish to the lease of a run; a second request never changes the first.
+
+        Args:
+            uid: the job.
+            run: number of its run.
+            requested: unix seconds.
+            deadline: when the daemon cancels the job, unix seconds.
+            reason: why, in words.
+
+        Raises:
+            NoLeaseError: the job has no lease, or one for another run.
+        """
+        lease = self._lease_of_run(uid, run)
+        if lease.finish is None or lease.finish.run != run:
+            self.write_lease(msgspec.structs.replace(lease, finish=FinishRequest(run, requested, deadline, reason)))
 
     def free_reports(self, uid: str, owner: int) -> int | None:
         """Rename a directory that another user made in the place of a job's reports, so that the owner can make it.
@@ -274,6 +300,17 @@ class Mailbox:
             for file in path.parent.iterdir():
                 file.unlink()
             path.parent.rmdir()
+
+    def _lease_of_run(self, uid: str, run: int) -> Lease:
+        """Return a job's lease for a run.
+
+        Raises:
+            NoLeaseError: the job has no lease, or one for another run.
+        """
+        lease = self.read_lease(uid)
+        if lease is None or lease.run != run:
+            raise NoLeaseError(self._lease_path(uid), run)
+        return lease
 
     def _lease_path(self, uid: str) -> Path:
         return self._leases / _checked(_UID, uid) / "lease.json"

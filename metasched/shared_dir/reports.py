@@ -166,7 +166,7 @@ class StopReport(_Line, frozen=True):
     """The trainer stops before its work is done; ``noticed`` is when it saw the request, unix seconds."""
 
     step: _Step
-    cause: Literal["signal", "mailbox", "superseded", "sigterm"]
+    cause: Literal["signal", "mailbox", "finish", "superseded", "sigterm"]
     noticed: _Instant
     checkpointed: bool
     progress: _Progress | None = None

@@ -74,6 +74,7 @@ class LiveJob:
         overhead_seconds: how long the job held GPUs without training.
         version: the number of the job's latest predicted event; earlier events are void.
         agent: the trainer's side of a job whose batch size may change; None for another job.
+        ends: whether the job is to end for good.
     """
 
     submission: Submission
@@ -102,6 +103,7 @@ class LiveJob:
     overhead_seconds: float = 0.0
     version: int = 0
     agent: Agent | None = None
+    ends: bool = False
 
     def __post_init__(self) -> None:
         job = self.submission.job
@@ -138,9 +140,11 @@ class LiveJob:
         return done if done <= until and done <= self.total_steps else min(until, self.total_steps)
 
     def losses_at(self, done: float) -> tuple[LossPoint, ...]:
-        """The losses that the training has reported after ``done`` steps."""
+        """The losses that the training has reported after ``done`` steps; without a learning curve, the earlier ones."""
         losses = self.submission.losses
-        return losses[: bisect_right(losses, done, key=lambda point: point.progress_steps)] if losses else ()
+        if not losses:
+            return self.submission.job.losses
+        return losses[: bisect_right(losses, done, key=lambda point: point.progress_steps)]
 
     def advance(self, now: float, checkpoint_every: float | None) -> None:
         """Set ``done_steps`` and the newest checkpoint to ``now``; only running jobs change."""
@@ -212,12 +216,13 @@ class LiveJob:
         self.intervals.append(self.interval(now))
         self.earlier_attained, self.earlier_ran = self.job.attained, self.job.ran_seconds
 
-    def outcome(self, now: float, finished: float | None, contention: float) -> JobOutcome:
+    def outcome(self, now: float, finished: float | None, contention: float, ended: float | None = None) -> JobOutcome:
         """The job's record at ``now``.
 
         Args:
             now: the present instant.
             finished: when the job finished; None for a job that did not.
+            ended: when it was gone after a tuner had ended it; None for another job.
             contention: see ``JobOutcome``.
         """
         intervals = self.intervals
@@ -234,4 +239,5 @@ class LiveJob:
             lost_seconds=self.lost_seconds,
             overhead_seconds=self.overhead_seconds,
             contention=contention,
+            ended=ended,
         )

@@ -1,7 +1,8 @@
 """Metrics of a simulation, each defined once, with its source. Pure functions, linear in jobs but for sorting.
 
 Unfinished jobs have no completion time and no fairness; they are counted (``unfinished``), and where there are any, the
-makespan is not defined. A metric that is not defined is ``None``.
+makespan is not defined. Trials that their apps' tuners have ended have neither, too; they are counted apart
+(``ended``), and the makespan lasts until the last job is complete or ended. A metric that is not defined is ``None``.
 
 Finish-time fairness (rho) is a job's completion time (JCT) over a fair completion time: rho > 1 is unfair. Papers
 differ in the fair time; these are their definitions. ``isolated`` is the job's duration on the GPUs that it asks for,
@@ -81,11 +82,12 @@ class Metrics:
 
     Attributes:
         jobs: the number of measured jobs.
-        unfinished: the number of measured jobs that are not complete.
+        unfinished: the number of measured jobs that are neither complete nor ended.
+        ended: the number of measured jobs that their apps' tuners ended for good.
         jct_mean: the mean job completion time, from submission to completion.
         jct_median: its median.
         jct_p99: its 99th percentile, interpolated between ranks.
-        makespan: from the first submission to the last completion (Gavel, section 4.2).
+        makespan: from the first submission to the last completion (Gavel, section 4.2), or to the last trial's end.
         first_wait_mean: the mean time from submission to the first start.
         queueing_mean: the mean completion time without the time in which the job held GPUs.
         utilization: GPU time held, over the cluster's, from the first submission to the last completion.
@@ -103,6 +105,7 @@ class Metrics:
 
     jobs: int
     unfinished: int
+    ended: int
     jct_mean: float | None
     jct_median: float | None
     jct_p99: float | None
@@ -159,7 +162,8 @@ def measure(
     done = [job for job in jobs if job.finished is not None]
     jcts = [job.jct for job in done if job.jct is not None]
     began = min((job.submitted for job in jobs), default=0.0)
-    ended = max((job.finished for job in done if job.finished is not None), default=outcome.ended)
+    left = [job for job in jobs if job.left is not None]
+    ended = max((job.left for job in left if job.left is not None), default=outcome.ended)
     held = _gpu_seconds_by_type(one for job in jobs for one in job.intervals)
     capacity = sum(node.gpus for node in outcome.nodes)
     span = (began, ended, capacity)
@@ -167,11 +171,12 @@ def measure(
     wanted = _asked_gpu_seconds(outcome.jobs, {one.job.uid: one.job.gpus for one in submissions}, *span)
     return Metrics(
         jobs=len(jobs),
-        unfinished=len(jobs) - len(done),
+        unfinished=len(jobs) - len(left),
+        ended=len(left) - len(done),
         jct_mean=fmean(jcts) if jcts else None,
         jct_median=median(jcts) if jcts else None,
         jct_p99=percentile(jcts, 0.99) if jcts else None,
-        makespan=ended - began if jobs and len(done) == len(jobs) else None,
+        makespan=ended - began if jobs and len(left) == len(jobs) else None,
         first_wait_mean=_mean(job.first_started - job.submitted for job in jobs if job.first_started is not None),
         queueing_mean=_mean((job.jct or 0.0) - sum(one.ended - one.began for one in job.intervals) for job in done),
         utilization=used / (capacity * (ended - began)) if capacity and ended > began else None,
@@ -226,7 +231,7 @@ def _asked_gpu_seconds(
     changes: list[tuple[float, int]] = [(began, 0), (ended, 0)]
     for job in jobs:
         changes.append((max(job.submitted, began), gpus[job.uid]))
-        changes.append((min(math.inf if job.finished is None else job.finished, ended), -gpus[job.uid]))
+        changes.append((min(math.inf if job.left is None else job.left, ended), -gpus[job.uid]))
     total, asked = 0.0, 0
     changes.sort()
     for (at, change), (after, _) in itertools.pairwise(changes):
@@ -262,7 +267,7 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
     gpus = {one.job.uid: one.job.gpus for one in submissions if one.job.gpus}
     jobs = [job for job in outcome.jobs if job.uid in measured and job.uid in best and job.uid in gpus]
     done = [job for job in jobs if job.finished is not None]
-    live = _Concurrency((job.submitted, math.inf if job.finished is None else job.finished) for job in outcome.jobs)
+    live = _Concurrency((job.submitted, math.inf if job.left is None else job.left) for job in outcome.jobs)
     sharing = ProcessorSharing(isolated.gpus).completions(
         SharedJob(one.job.uid, one.job.submitted, one.job.gpus, times[one.job.uid])
         for one in submissions
@@ -404,7 +409,7 @@ def _themis(
     for job in outcome.jobs:
         apps.setdefault(app_of(job.uid), []).append(job)
     span = {
-        app: (min(j.submitted for j in jobs), max(math.inf if j.finished is None else j.finished for j in jobs))
+        app: (min(j.submitted for j in jobs), max(math.inf if j.left is None else j.left for j in jobs))
         for app, jobs in apps.items()
     }
     live = _Concurrency(span.values())

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from metasched.core.apps import LossPoint
+from metasched.core.apps import AppsState, LossPoint, TrialOrder
 from metasched.core.model import Job, Node, Placement, Quota
 from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
@@ -104,12 +104,18 @@ class InitialState:
         at: the instant at which the simulation begins; jobs submitted before arrive then, and running ones continue.
         round: the number of the last round before.
         state: the policy's state after that round; None for its initial state.
+        apps: the apps' state after that round.
+        completed_trials: uids of trials of live apps that have completed before.
+        trial_orders: what the drivers of apps ask for, during the whole simulation.
         quotas: the quotas in force, constant during the simulation.
     """
 
     at: float = -math.inf
     round: int = 0
     state: PolicyState | None = None
+    apps: AppsState = field(default_factory=AppsState)
+    completed_trials: frozenset[str] = frozenset()
+    trial_orders: tuple[TrialOrder, ...] = ()
     quotas: tuple[Quota, ...] = ()
 
 
@@ -216,6 +222,7 @@ class JobOutcome:
         submitted: its arrival.
         first_started: when its first run began; None if it never ran.
         finished: its completion; None if it was not complete when the simulation ended.
+        ended: when it was gone after its app's tuner had ended it for good; None where no tuner did.
         intervals: its allocations, in order.
         preemptions: stops before its completion.
         failures: node failures under it.
@@ -234,6 +241,12 @@ class JobOutcome:
     lost_seconds: float = 0.0
     overhead_seconds: float = 0.0
     contention: float = 0.0
+    ended: float | None = None
+
+    @property
+    def left(self) -> float | None:
+        """When it left the cluster, complete or ended for good; None while it is live."""
+        return self.finished if self.ended is None else self.ended
 
     @property
     def jct(self) -> float | None:

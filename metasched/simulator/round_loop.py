@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from metasched.core.apps import AppsState
 from metasched.core.model import Decision, Node, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import RoundResult, run_round
@@ -72,6 +73,7 @@ class RoundLoop(ABC):
         done: records of the jobs that have ended, by uid.
         rounds: the rounds so far.
         state: the policy's state after the last round; None for its initial state.
+        apps: the apps' state after the last round.
         idle_rounds: rounds in a row without progress.
     """
 
@@ -102,7 +104,10 @@ class RoundLoop(ABC):
         self.done: dict[str, JobOutcome] = {}
         self.rounds: list[RoundOutcome] = []
         self.state: PolicyState | None = None
+        self.apps = AppsState()
+        self._completed: set[str] = set()  # uids of members of apps
         self.idle_rounds = 0
+        self._trials = {one.job.uid for one in self.arrivals if one.job.tuner is not None}
         self._source = workload.source
         self._engine_seconds = 0.0
         self.prepare()
@@ -139,6 +144,11 @@ class RoundLoop(ABC):
         )
 
     @property
+    def completed_trials(self) -> frozenset[str]:
+        """The uids of the trials of apps that have completed."""
+        return frozenset(self._completed)
+
+    @property
     def next_arrival(self) -> float:
         """The instant of the next submission, as far as is known now; infinite after the last."""
         return self._due[0][0] if self._due else math.inf
@@ -151,20 +161,22 @@ class RoundLoop(ABC):
             yield submission if at == job.submitted else replace(submission, job=job.evolve(submitted=at))
 
     def record_end(self, outcome: JobOutcome) -> None:
-        """Record a job that has ended; the next one of those that wait for it arrives."""
+        """Record a job that has completed or ended for good; the next one of those that wait for it arrives."""
         self.done[outcome.uid] = outcome
         self.awaited.discard(outcome.uid)
+        if outcome.finished is not None and outcome.uid in self._trials:
+            self._completed.add(outcome.uid)
         if self._behind:
             at, number, submission = self._behind.popleft()
-            ended = self.now if outcome.finished is None else outcome.finished
+            ended = self.now if outcome.left is None else outcome.left
             heapq.heappush(self._due, (max(at, ended), number, submission))
 
     def decide(self, snapshot: Snapshot) -> RoundResult:
-        """One round of the engine; the policy's new state becomes ``state``."""
+        """One round of the engine; the new states of the policy and of the apps become ``state`` and ``apps``."""
         begun = time.perf_counter()
-        result = run_round(snapshot, self.policy, self.state)
+        result = run_round(snapshot, self.policy, self.state, self.apps)
         self._engine_seconds += time.perf_counter() - begun
-        self.state = result.state
+        self.state, self.apps = result.state, result.apps
         return result
 
     def record_round(self, snapshot: Snapshot, result: RoundResult, gpus: int) -> None:

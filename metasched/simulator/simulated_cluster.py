@@ -128,11 +128,11 @@ class Cluster:
                     live.update_service(now)
         return tuple([live.job for live in self.live.values()])
 
-    def outcome(self, live: LiveJob, finished: float | None) -> JobOutcome:
-        """A job's record up to now; ``finished`` is None for a job that is not finished."""
+    def outcome(self, live: LiveJob, finished: float | None, ended: float | None = None) -> JobOutcome:
+        """A job's record up to now; its completion or its end for good are None where there was none."""
         life = self.now - live.job.submitted
         demand = self._demand_integral + self._demand * (self.now - self._demand_since) - live.demand_at_arrival
-        return live.outcome(self.now, finished, demand / life / self._capacity if life > 0 else 0.0)
+        return live.outcome(self.now, finished, demand / life / self._capacity if life > 0 else 0.0, ended)
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Cluster:
                 self._suspend(live, by_us=False)
 
     def process_events(self) -> list[JobOutcome]:
-        """Process the events of this instant; returns the records of the jobs that finish."""
+        """Process the events of this instant; returns the records of the jobs that finish or end for good."""
         ended = []
         freed = False
         while self.next_event <= self.now:
@@ -169,6 +169,8 @@ class Cluster:
                 live.saved_steps = live.done_steps
                 self._release(live, Status.HELD)
                 freed = True
+                if live.ends:
+                    ended.append(self._end(live))
                 continue
             live.take_checkpoints(self.now, self.settings.checkpoint_every)
             live.done_steps = min(live.pace.until, live.total_steps, live.phase_end)
@@ -196,6 +198,29 @@ class Cluster:
             live.phase_end = end if live.done_steps < end else math.inf
             if live.job.status is Status.RUNNING:
                 self._set_pace(live)
+
+    def end(self, uids: Iterable[str]) -> list[JobOutcome]:
+        """End jobs for good; called before ``set_targets``. A repeat changes nothing.
+
+        A running job checkpoints first, and its end is an event. A job without GPUs is gone at once.
+
+        Returns:
+            the records of the jobs that are gone.
+        """
+        gone = []
+        for uid in uids:
+            live = self.live.get(uid)
+            if live is None or live.ends:
+                continue
+            live.ends = True
+            if live.job.status is Status.RUNNING:
+                self._stop(live)
+                live.job = live.job.evolve(preemptions=live.job.preemptions - 1)
+            elif live.job.status is Status.SUSPENDED:
+                self._release(live, Status.HELD)
+            if live.gpus is None:
+                gone.append(self._end(live))
+        return gone
 
     def set_targets(
         self,
@@ -230,8 +255,12 @@ class Cluster:
         }
         self._start_pending()
 
-    def fail(self, name: str) -> None:
-        """Take a node down: its jobs are requeued at their newest checkpoints."""
+    def fail(self, name: str) -> list[JobOutcome]:
+        """Take a node down: its jobs are requeued at their newest checkpoints.
+
+        Returns:
+            the records of those jobs that were to end for good, and do now.
+        """
         self._down.add(name)
         self._nodes_view = None
         hit = [live for live in self._holding.values() if live.gpus is not None and name in live.gpus.placement.nodes]
@@ -241,8 +270,10 @@ class Cluster:
             self._release(live, Status.HELD)
             live.update_speed()
         lost = {live.job.uid for live in hit}
+        gone = [self._end(live) for live in hit if live.ends]
         self._pending = {uid: None for uid in self._pending if uid not in lost and name not in self._targets[uid].nodes}
         self._start_pending()
+        return gone
 
     def repair(self, name: str) -> None:
         """Let a failed node accept jobs again."""
@@ -337,9 +368,18 @@ class Cluster:
     def _finish(self, live: LiveJob) -> JobOutcome:
         self._release(live, Status.FINISHED)
         self._completed[live.job.user, live.job.name].appendleft(PastJob.of(live.job.attained))
+        self._remove(live)
+        return self.outcome(live, self.now)
+
+    def _end(self, live: LiveJob) -> JobOutcome:
+        """Remove a job that has ended for good, and holds no GPUs any more."""
+        live.job = live.job.evolve(status=Status.FINISHED)
+        self._remove(live)
+        return self.outcome(live, None, self.now)
+
+    def _remove(self, live: LiveJob) -> None:
         self._change_demand(-live.job.gpus)
         del self.live[live.job.uid]
-        return self.outcome(live, self.now)
 
     def _suspend(self, live: LiveJob, *, by_us: bool = True) -> None:
         if live.job.status is Status.SUSPENDED:

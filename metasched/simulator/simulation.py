@@ -66,10 +66,10 @@ class _Simulation(RoundLoop):
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
-        self.steady = policy.steady and not any(one.job.tuner for one in workload.submissions)
+        self.steady = policy.steady and not self._trials  # tuners decide by the trials' progress
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.begin = begin or InitialState()
-        self.state = self.begin.state
+        self.state, self.apps = self.begin.state, self.begin.apps
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
         self.schedule = _RoundSchedule(settings.round_seconds)
         self.changed = False  # whether anything happened since the last round
@@ -108,15 +108,23 @@ class _Simulation(RoundLoop):
         return self.schedule.due_after(now)
 
     def process_events(self) -> None:
-        """Process the cluster's events of this instant, and record completions."""
+        """Process the cluster's events of this instant, and record jobs that are gone."""
         before = self.cluster.phases_done
-        ended = self.cluster.process_events()
-        for outcome in ended:
+        self.record_ends(self.cluster.process_events())
+        if self.cluster.phases_done > before:
+            self.note_completion()
+
+    def record_ends(self, outcomes: Iterable[JobOutcome]) -> None:
+        """Record jobs that have completed or ended for good."""
+        for outcome in outcomes:
             self.record_end(outcome)
-        if ended or self.cluster.phases_done > before:
-            self.changed = True
-            self.woken |= self.wakes_on_completion
-            self.idle_rounds = 0
+            self.note_completion()
+
+    def note_completion(self) -> None:
+        """Note that a job is gone, or that a trial has done its phase."""
+        self.changed = True
+        self.woken |= self.wakes_on_completion
+        self.idle_rounds = 0
 
     def arrive(self) -> None:
         """Submit the jobs whose arrival is reached."""
@@ -129,7 +137,10 @@ class _Simulation(RoundLoop):
         """Take nodes down and up whose failure or repair is reached."""
         while self.outages.next <= self.now:
             name, down = self.outages.pop()
-            (self.cluster.fail if down else self.cluster.repair)(name)
+            if down:
+                self.record_ends(self.cluster.fail(name))
+            else:
+                self.cluster.repair(name)
             self.changed = self.woken = True
 
     def play_round(self) -> None:
@@ -144,6 +155,8 @@ class _Simulation(RoundLoop):
             uneven=settings.uneven,
             sharing=settings.sharing,
             quotas=self.begin.quotas,
+            completed_trials=self.completed_trials | self.begin.completed_trials,
+            trial_orders=self.begin.trial_orders,
         )
         result = self.decide(snapshot)
         if cluster.trains:
@@ -151,9 +164,11 @@ class _Simulation(RoundLoop):
         elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
             self.idle_rounds += 1
         cluster.set_phase_ends(result.phase_ends)
+        gone = cluster.end(result.ends)
         cluster.set_targets(result.targets, result.co_runners, result.batches)
         self.schedule.record_round(self.now)
         self.changed = self.woken = False
+        self.record_ends(gone)
         seconds_of_pairs = {max(pair) for pair in result.co_runners.items()}
         gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in seconds_of_pairs])
         self.record_round(snapshot, result, gpus)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from metasched.core.apps import AppsState
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.retention import holds_without_effective_stop
@@ -16,6 +17,8 @@ from metasched.store import JobRecord, Store
 from metasched.throughput.fitted_training import FittedTraining, has_fitted_goodput
 from metasched.throughput.scaling_curve import ScalingTraining, training_of_run
 from metasched.throughput.training import Training
+
+NO_APPS = AppsState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +47,23 @@ class Forecast:
         how: the source of the estimate of its work, in words.
         ends: its completion by policy, in unix seconds; None where it does not complete.
         preemptions: the number of its stops from now on, by policy.
+        ended: when its app's tuner ends it for good, in unix seconds, by policy; without those where it does not.
     """
 
     job: Job
     how: str
     ends: Mapping[str, float | None]
     preemptions: Mapping[str, int]
+    ended: Mapping[str, float]
 
 
-def forecast(
+def forecast(  # noqa: PLR0917  the inputs of a simulation
     snapshot: Snapshot,
     estimates: Mapping[str, Estimate],
     policies: Mapping[str, Policy],
     settings: Settings,
     states: Mapping[str, PolicyState | None] | None = None,
+    apps: AppsState = NO_APPS,
 ) -> list[Forecast]:
     """Simulate the live jobs, from now to their completions, under each policy.
 
@@ -69,6 +75,7 @@ def forecast(
             cost what was measured of each job, where that is known.
         states: the policies' states after the last round, by label; policies that are not in it begin with their
             initial state.
+        apps: the apps' state after the last round. Tuners compare the losses that trials have reported so far.
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
     live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
@@ -76,14 +83,25 @@ def forecast(
     nodes = (*snapshot.nodes, *_unlisted(snapshot, jobs))
     submissions = tuple(_submission(job, estimates[job.uid]) for job in jobs)
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
+    lost: dict[str, dict[str, float]] = {job.uid: {} for job in jobs}
     stops: dict[str, dict[str, int]] = {job.uid: {} for job in jobs}
     for name, policy in policies.items():
-        begin = InitialState(snapshot.now, snapshot.round, (states or {}).get(name), snapshot.quotas)
+        begin = InitialState(
+            at=snapshot.now,
+            round=snapshot.round,
+            state=(states or {}).get(name),
+            apps=apps,
+            completed_trials=snapshot.completed_trials,
+            trial_orders=snapshot.trial_orders,
+            quotas=snapshot.quotas,
+        )
         outcome = simulate(Workload("live", submissions), nodes, policy, settings, begin=begin)
         for found in outcome.jobs:
             ends[found.uid][name] = found.finished
+            if found.ended is not None:
+                lost[found.uid][name] = found.ended
             stops[found.uid][name] = found.preemptions - snapshot.job[found.uid].preemptions
-    return [Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid]) for job in jobs]
+    return [Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid], lost[job.uid]) for job in jobs]
 
 
 def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
@@ -135,7 +153,7 @@ def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, expo
     """
     past: dict[tuple[str, str], list[JobRecord]] = {}
     for record in store.recent_jobs(ALL):
-        if record.end_state == "COMPLETED":
+        if record.end_state == "COMPLETED" and record.end_reason is None:
             past.setdefault((record.user, record.name), []).append(record)
     return {
         job.uid: _estimate(store, job, past.get((job.user, job.name), ()), assumed_seconds, exponent) for job in jobs

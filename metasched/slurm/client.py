@@ -314,6 +314,12 @@ class SlurmClient(Protocol):
         is a COMPLETING one, because it may have been cancelled.
         """
 
+    def cancel(self, slurm_job_id: str) -> None:
+        """End a job as CANCELLED, pending or not (SIGTERM, SIGKILL after KillWait).
+
+        A job that has ended stays as it is. Slurm never requeues a cancelled job. Of an array, other tasks continue.
+        """
+
     def suspend(self, slurm_job_id: str) -> None:
         """Suspend a running job (SIGSTOP); its CPUs are freed, its GPUs are not."""
 

@@ -237,6 +237,10 @@ class CommandLineClient:
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
         self._control("requeuehold", _checked(slurm_job_id))
 
+    def cancel(self, slurm_job_id: str) -> None:
+        """End a job by `scancel`, whatever its state."""
+        self._write(["scancel", _checked(slurm_job_id)])
+
     def suspend(self, slurm_job_id: str) -> None:
         """Suspend a running job, by the command `suspend`."""
         self._pause("suspend", _checked(slurm_job_id))

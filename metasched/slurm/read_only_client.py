@@ -12,4 +12,4 @@ class ReadOnlyClient(CommandLineClient):
         """Do nothing; no command is sent to Slurm."""
 
     hold = release = await_dependency = update = stamp = adopt = _drop
-    set_requeue = signal = requeue_hold = suspend = resume = _drop
+    set_requeue = signal = requeue_hold = cancel = suspend = resume = _drop

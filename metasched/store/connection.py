@@ -22,7 +22,10 @@ from metasched.store.errors import (
 )
 
 BUSY_SECONDS = 10.0
-_NEWEST_STATES = "WHERE (policy, round) IN (SELECT policy, max(round) FROM other.policy_state GROUP BY policy)"
+_NEWEST = {
+    "policy_state": "WHERE (policy, round) IN (SELECT policy, max(round) FROM other.policy_state GROUP BY policy)",
+    "apps": "WHERE round = (SELECT max(round) FROM other.apps)",
+}
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
@@ -126,9 +129,9 @@ class Connection:
     def fill_from(self, path: Path) -> None:
         """Copy the rows of another store, as of one instant, into this one, which must be empty.
 
-        Rows that only replays need are left out: snapshots, and policy states before the newest. The daemon of the
-        other store may write meanwhile and does not wait. Afterwards this store is a single file, which can be read on
-        any file system.
+        Rows that only replays need are left out: snapshots, and states of policies and apps before the newest. The
+        daemon of the other store may write meanwhile and does not wait. Afterwards this store is a single file, which
+        can be read on any file system.
 
         Raises:
             StoreError: SQLite cannot read the other file, or not write this one.
@@ -138,7 +141,7 @@ class Connection:
             try:
                 with self._db.atomic():
                     for table in (name for name in schema.TABLES if name != "snapshots"):
-                        only = _NEWEST_STATES if table == "policy_state" else ""
+                        only = _NEWEST.get(table, "")
                         self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table} {only}")  # noqa: S608  our own names
                     term = self._db.execute("PRAGMA other.user_version").fetchone()[0]
                     self._db.execute(f"PRAGMA main.user_version = {term}")

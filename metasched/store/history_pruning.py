@@ -40,6 +40,12 @@ _DETAILS = {
         "WHERE later.policy = policy_state.policy AND later.round > policy_state.round "
         f"AND later.round < {_OLDEST_SNAPSHOT})",
     ),
+    "apps": _deletion(
+        "apps",
+        "round",
+        f"round < {_OLDEST_SNAPSHOT} AND EXISTS (SELECT 1 FROM apps AS later "  # noqa: S608  constants
+        f"WHERE later.round > apps.round AND later.round < {_OLDEST_SNAPSHOT})",
+    ),
     "decisions": _deletion("decisions", "id", f"last_round < (SELECT min(round) FROM rounds) OR {_OF_OLD_JOB}"),  # noqa: S608  constants
     "actions": _deletion("actions", "id", _OF_OLD_JOB),
     "events": _deletion("events", "id", f"(uid IS NULL AND at < :before) OR {_OF_OLD_JOB}"),
@@ -117,5 +123,6 @@ class HistoryPruning(Connection):
             self._snapshot_bytes -= freed
         return deleted
 
-    def _prune_policy_states(self) -> None:
-        self._write(_DETAILS["policy_state"], {"most": PRUNED_AT_ONCE})
+    def _prune_states(self) -> None:
+        for table in ("policy_state", "apps"):
+            self._write(_DETAILS[table], {"most": PRUNED_AT_ONCE})

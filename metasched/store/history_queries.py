@@ -63,8 +63,8 @@ class HistoryQueries(Connection):
         return [job_of(row) for row in rows]
 
     def completed_jobs(self, user: str, name: str, limit: int) -> list[JobRecord]:
-        """The completed jobs of a user with a name, the latest first."""
-        condition = "WHERE jobs.name = ? AND jobs.user = ? AND jobs.end_state = 'COMPLETED'"
+        """The jobs of a user with a name that have completed by themselves, the latest first."""
+        condition = "WHERE jobs.name = ? AND jobs.user = ? AND jobs.end_state = 'COMPLETED' AND jobs.end_reason IS NULL"
         rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [name, user, limit])
         return [job_of(row) for row in rows]
 

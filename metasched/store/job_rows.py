@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
+from metasched.core.reasons import to_text
 from metasched.store.errors import RunOrderError, UnknownJobError
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord
@@ -34,6 +35,7 @@ class JobRows(HistoryQueries):
         values["attained"] = as_json(job.attained)
         values["last_placement"] = placement_json(job.last_placement)
         values["batching"], values["noise"] = record_json(job.batching), record_json(job.noise)
+        values["end_reason"] = None if job.end_reason is None else to_text(job.end_reason)
         with self.transaction():
             self._write(_ADD_JOB, list(values.values()))
 

@@ -141,6 +141,7 @@ class JobRecord:
             word alone.
         noise: its gradient noise, as reported last; None where that is not known.
         most_gpus: most GPUs that a run had.
+        end_reason: why the daemon ended it for good; None for a job that it did not end. It is never requeued.
         current: the open run (released or running), if there is one.
     """
 
@@ -171,6 +172,7 @@ class JobRecord:
     batching: Batching | None = None
     noise: GradientNoise | None = None
     most_gpus: int = 0
+    end_reason: Reason | None = None
     current: RunRecord | None = None
 
     def attained_at(self, now: float) -> dict[str, float]:

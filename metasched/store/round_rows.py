@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from metasched.core.apps import AppsState
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
@@ -16,9 +18,12 @@ from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import RoundRecord
 from metasched.store.row_conversion import as_json, batch_plan_of, placement_json, placement_of, record_json
 
+NO_APPS = AppsState()
+NO_ENDS: Mapping[str, Reason] = MappingProxyType({})
+
 
 class RoundRows(HistoryQueries, HistoryPruning):
-    """Reads and writes of the tables ``rounds``, ``targets``, ``decisions``, ``policy_state`` and ``snapshots``."""
+    """Reads and writes of rounds: their targets, decisions, snapshots, and the states of policies and apps."""
 
     def commit_round(
         self,
@@ -38,11 +43,13 @@ class RoundRows(HistoryQueries, HistoryPruning):
         time_slicing: Collection[str] = (),
         renewed: Collection[str] = (),
         batches: Mapping[str, BatchPlan] | None = None,
+        apps: AppsState = NO_APPS,
+        ends: Mapping[str, Reason] = NO_ENDS,
     ) -> None:
-        """Commit one round: the policy's state, the targets, and the reasons.
+        """Commit one round: the states of the policy and of the apps, the targets, the ends, and the reasons.
 
-        A decision is a row only where a job's target or reason changed. The policy's state is a row only where it
-        changed, and remains as long as the replay of a snapshot needs it.
+        A decision is a row only where a job's target or reason changed. A state is a row only where it changed, and
+        remains as long as the replay of a snapshot needs it.
 
         Args:
             number: of the round, greater than the last round's.
@@ -60,6 +67,8 @@ class RoundRows(HistoryQueries, HistoryPruning):
             time_slicing: uids of the jobs that alternate with their co-runners, one suspended while the other runs.
             renewed: uids of the jobs whose run continues on the same GPUs.
             batches: the batch plan of each target whose trainer should take one up, by uid.
+            apps: the apps' state, for the next round.
+            ends: why jobs are to end for good, by uid; the first reason of a job remains.
 
         Raises:
             RoundOrderError: the number is not greater than the last round's.
@@ -86,9 +95,13 @@ class RoundRows(HistoryQueries, HistoryPruning):
                     for uid in {**reasons, **placed}
                 },
             )
-            written = self._commit_state(number, policy, state)
+            written = self._commit_state(number, policy, state) + self._commit_apps(number, apps)
+            self._write_many(
+                "UPDATE jobs SET end_reason = ? WHERE uid = ? AND end_reason IS NULL",
+                [(to_text(reason), uid) for uid, reason in ends.items()],
+            )
             held = self._keep_snapshot(number, snapshot, written, snapshots_limit_bytes)
-            self._prune_policy_states()
+            self._prune_states()
         self._snapshot_bytes = held  # after the commit, which may fail
 
     def last_round(self) -> RoundRecord | None:
@@ -122,6 +135,23 @@ class RoundRows(HistoryQueries, HistoryPruning):
             [policy, 2**63 - 1 if number is None else number],
         )
         return None if row is None else PolicyState(row[0], json.loads(row[1]))
+
+    def apps_state(self, number: int | None = None) -> AppsState:
+        """The latest state of the apps, or (for replay) the one after round ``number``; empty where there is none."""
+        row = self._row(
+            "SELECT version, data FROM apps WHERE round <= ? ORDER BY round DESC LIMIT 1",
+            [2**63 - 1 if number is None else number],
+        )
+        return NO_APPS if row is None else AppsState(row[0], json.loads(row[1]))
+
+    def completed_by_themselves(self, uids: Collection[str]) -> frozenset[str]:
+        """The uids of those jobs that ended as completed, and that the daemon did not end."""
+        rows = self._rows(
+            "SELECT uid FROM jobs WHERE end_state = 'COMPLETED' AND end_reason IS NULL "
+            "AND uid IN (SELECT value FROM json_each(?))",
+            [as_json(sorted(uids))],
+        )
+        return frozenset(uid for (uid,) in rows)
 
     def snapshot(self, number: int) -> bytes | None:
         """The engine's input in a round, encoded; None where none is stored."""
@@ -169,4 +199,13 @@ class RoundRows(HistoryQueries, HistoryPruning):
             "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
             [policy, number, state.version, data],
         )
+        return len(data)
+
+    def _commit_apps(self, number: int, state: AppsState) -> int:
+        """Insert a state of the apps that differs from the last round's, and return its bytes; 0 where it does not."""
+        data = as_json(state.data)
+        latest = self._row("SELECT version, data FROM apps ORDER BY round DESC LIMIT 1")
+        if latest == (state.version, data) or (latest is None and not state.data):
+            return 0
+        self._write("INSERT INTO apps (round, version, data) VALUES (?, ?, ?)", [number, state.version, data])
         return len(data)

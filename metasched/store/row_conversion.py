@@ -12,6 +12,7 @@ import msgspec
 
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement
+from metasched.core.reasons import from_text
 from metasched.store.records import EndCause, JobRecord, RunRecord
 
 # columns are named after the records' fields, in their order; a job's open run is a row of its own
@@ -24,8 +25,8 @@ JOBS_WITH_RUNS = (
 )
 
 _RUN_PART = len(JOB_COLUMNS)
-_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE = map(
-    JOB_COLUMNS.index, ("requirements", "attained", "last_placement", "batching", "noise")
+_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE, _END_REASON = map(
+    JOB_COLUMNS.index, ("requirements", "attained", "last_placement", "batching", "noise", "end_reason")
 )
 
 
@@ -107,5 +108,6 @@ def job_of(row: tuple[Any, ...]) -> JobRecord:
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
     values[_BATCHING] = batching_of(values[_BATCHING])
     values[_NOISE] = noise_of(values[_NOISE])
+    values[_END_REASON] = None if values[_END_REASON] is None else from_text(values[_END_REASON])
     values.append(None if row[_RUN_PART] is None else run_of(row[_RUN_PART:]))
     return JobRecord(*values)

@@ -111,7 +111,7 @@ _STATEMENTS = (
 
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations"),
+    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps"),
 )
 
 
@@ -214,6 +214,13 @@ def _batches(db: Database) -> None:
              per_gpu INTEGER NOT NULL, accumulation INTEGER NOT NULL, seconds REAL NOT NULL, at REAL NOT NULL,
              PRIMARY KEY (subject, gpu_type, gpus, multi_node, per_gpu, accumulation)) WITHOUT ROWID"""
     )
+
+
+@migrations(name="0010_apps")
+def _apps(db: Database) -> None:
+    """The apps' state after each round that changed it, and why jobs were ended for good."""
+    db.execute("CREATE TABLE apps (round INTEGER PRIMARY KEY, version INTEGER NOT NULL, data TEXT NOT NULL)")
+    db.execute("ALTER TABLE jobs ADD COLUMN end_reason TEXT")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

@@ -265,10 +265,18 @@ class ClientContract:
         with pytest.raises(WrongJobStateError):
             world.client.requeue_hold(slurm_job_id)
 
+    def test_one_held_task_of_an_array_is_cancelled(self, world):
+        """The other tasks stay as they are; a second cancellation changes nothing."""
+        array = world.submit("--hold", "--gres=gpu:1", "--array=0-2")
+        for _ in range(2):
+            world.client.cancel(f"{array}_1")
+        states = [world.job(f"{array}_{task}").state for task in range(3)]
+        assert states == [JobState.PENDING, JobState.CANCELLED, JobState.PENDING]
+
     def test_a_cancelled_job_is_not_requeued(self, world):
-        """A requeue after the owner's cancellation is refused, and the job stays cancelled."""
+        """A requeue after a cancellation is refused, and the job stays cancelled."""
         slurm_job_id = world.started("--gres=gpu:1")
-        world.cancel(slurm_job_id)
+        world.client.cancel(slurm_job_id)
         world.wait_state(slurm_job_id, JobState.CANCELLED)
         with pytest.raises(WrongJobStateError):
             world.client.requeue_hold(slurm_job_id)

@@ -351,8 +351,8 @@ class FakeSlurm:
             self._requeue(job, Hold.NONE)
 
     def cancel(self, slurm_job_id: str) -> None:
-        """``scancel`` by the owner or an administrator; a job that has ended stays as it is."""
-        for job in self._find(slurm_job_id):
+        """See SlurmClient; also ``scancel`` by the owner or an administrator."""
+        for job in self._touch("cancel", slurm_job_id):
             if job.shown.state is JobState.PENDING:
                 self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
             elif job.shown.state in _ACTIVE:

@@ -28,6 +28,7 @@ WRITES = frozenset(
         "set_requeue",
         "signal",
         "requeue_hold",
+        "cancel",
         "suspend",
         "resume",
     }

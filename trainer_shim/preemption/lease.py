@@ -1,4 +1,4 @@
-"""The lease (lease.json), which the daemon writes: its parser, and a watch that notices stop requests in it."""
+"""The lease (lease.json), which the daemon writes: its parser, and a watch that notices requests in it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,32 @@ class LeaseBatch(NamedTuple):
     several_nodes: bool
 
 
+class Request(NamedTuple):
+    """A request of a lease to one run.
+
+    Attributes:
+        run: the run.
+        requested, deadline: unix seconds of the daemon's clock, None where the lease does not tell.
+    """
+
+    run: int
+    requested: float | None
+    deadline: float | None
+
+
 class Lease(NamedTuple):
     """The fields of a lease that a trainer needs.
 
     Attributes:
         run: the number of the job's present run, from 1.
-        stop_run: the run that is asked to stop, None without a stop request.
-        requested, deadline: unix seconds of the daemon's clock, None without a stop request.
+        stop: the request to stop until the next run, None without one.
+        finish: the request to end the training for good, None without one.
         content: the whole lease, of which the keys above are checked.
     """
 
     run: int
-    stop_run: int | None
-    requested: float | None
-    deadline: float | None
+    stop: Request | None
+    finish: Request | None
     content: dict[str, Any]
 
     def batch(self, path: Path) -> LeaseBatch | None:
@@ -88,16 +100,22 @@ def read_lease(path: Path) -> Lease:
         raise LeaseError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise LeaseError(f"{path}: key 'format' must be {FORMAT}")
-    stop = content.get("stop")
-    if stop is not None and not isinstance(stop, dict):
-        raise LeaseError(f"{path}: key 'stop' must be null or an object")
     return Lease(
         run=_read_run(path, content),
-        stop_run=_read_run(path, stop) if stop else None,
-        requested=_read_instant(path, stop, "requested") if stop else None,
-        deadline=_read_instant(path, stop, "deadline") if stop else None,
+        stop=_read_request(path, content, "stop"),
+        finish=_read_request(path, content, "finish"),
         content=content,
     )
+
+
+def _read_request(path: Path, content: dict[str, Any], key: str) -> Request | None:
+    request = content.get(key)
+    if request is not None and not isinstance(request, dict):
+        raise LeaseError(f"{path}: key {key!r} must be null or an object")
+    if not request:
+        return None
+    instants = [_read_instant(path, request, name) for name in ("requested", "deadline")]
+    return Request(_read_run(path, request), *instants)
 
 
 def _read_run(path: Path, content: dict[str, Any]) -> int:
@@ -128,8 +146,8 @@ def _read_theta(path: Path, theta: Any) -> tuple[float, ...] | None:
     return tuple(map(float, numbers))
 
 
-def _read_instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
-    instant: Any = stop.get(key)
+def _read_instant(path: Path, request: dict[str, Any], key: str) -> float | None:
+    instant: Any = request.get(key)
     if instant is None:
         return None
     # The bounds come before the conversion: an integer may lie beyond the range of a float.
@@ -139,7 +157,7 @@ def _read_instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
 
 
 class LeaseWatch:
-    """Watches a lease for a stop request to this run. An unreadable lease requests nothing: the signal still arrives.
+    """Watches a lease for requests to this run. An unreadable lease requests nothing: the signal still arrives.
 
     Args:
         path: the lease.
@@ -156,13 +174,13 @@ class LeaseWatch:
         self._last_status: tuple[int, int, int] | None = None
         self._cause: str | None = None
         # Instants in seconds on the monotonic clock.
-        self._last_clear = time.monotonic()  # the last reading without a stop request
-        self._requested = self._noticed = 0.0  # the stop request, and the reading that noticed it
+        self._last_clear = time.monotonic()  # the last reading without a request
+        self._requested = self._noticed = 0.0  # the first request, and the reading that noticed it
         self._grace: float | None = None
         self._warned = self._batch_warned = False
 
     def stop_cause(self) -> str | None:
-        """Return `superseded`, `mailbox`, or None for no stop; costs one stat when the file has not changed."""
+        """Return `superseded`, `finish`, `mailbox`, or None for no stop; costs one stat when the file is the same."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -180,7 +198,7 @@ class LeaseWatch:
         return self._cause
 
     def seconds_to_deadline(self, first_signal: float | None) -> float:
-        """Return the seconds to the deadline of the stop request, infinity without one.
+        """Return the seconds to the deadline of the first request, infinity without one.
 
         The grace is counted on this host's clock, because the daemon's clock may differ by more than the grace. It
         begins with the signal that accompanies the request, or with the request itself where no signal came before.
@@ -205,11 +223,15 @@ class LeaseWatch:
     def _stop_cause(self, lease: Lease) -> str | None:
         if lease.run > self._run:
             return "superseded"
-        if lease.stop_run != self._run:
-            return None
-        if self._grace is None and lease.requested is not None and lease.deadline is not None:
-            self._grace = lease.deadline - lease.requested
+        for cause, request in (("finish", lease.finish), ("mailbox", lease.stop)):
+            if request is not None and request.run == self._run:
+                self._start_grace(request)
+                return cause
+        return None
+
+    def _start_grace(self, request: Request) -> None:
+        if self._grace is None and request.requested is not None and request.deadline is not None:
+            self._grace = request.deadline - request.requested
             self._noticed = time.monotonic()
             # The age of the request depends on both clocks. The request is not older than the last reading without it.
-            self._requested = max(self._noticed - max(time.time() - lease.requested, 0.0), self._last_clear)
-        return "mailbox"
+            self._requested = max(self._noticed - max(time.time() - request.requested, 0.0), self._last_clear)

@@ -9,8 +9,9 @@ import time
 
 from trainer_shim.errors import UsageError
 
-# Of several causes, the first in this order counts.
-CAUSES = ("superseded", "signal", "mailbox", "sigterm")
+# Of several causes, the first in this order counts. `finish` is a request of the lease to end the training for good;
+# `mailbox` is one to stop until the next run.
+CAUSES = ("superseded", "finish", "signal", "mailbox", "sigterm")
 
 # One request may arrive by several signals, and be sent again. A SIGTERM this number of seconds after the first signal
 # is Slurm's last signal before SIGKILL.
@@ -94,6 +95,8 @@ def exit_code(cause: str, configured: int | None) -> int:
     """
     if cause == "superseded":
         return SUPERSEDED_EXIT_CODE
+    if cause == "finish":
+        return 0
     if configured is not None:
         return configured
     return SIGTERM_EXIT_CODE if cause == "sigterm" else CHECKPOINTED_EXIT_CODE

@@ -197,7 +197,8 @@ class Companion:
         """
         if path.resolve().parent != self.directory.resolve():
             raise UsageError(f"{path}: a checkpoint of this trainer belongs directly in {self.directory}")
-        cause = "stop" if self._cause else "final" if final else "periodic"
+        final = final or self._cause == "finish"
+        cause = "final" if final else "stop" if self._cause else "periodic"
         plan, session = self._planned(), self._session
         metadata = {
             "global_batch": plan.global_batch,
@@ -244,6 +245,8 @@ class Companion:
         """
         if self._cause is None:
             raise UsageError("companion.stop() comes after companion.should_stop() has returned True")
+        if self._cause == "finish":
+            self._mark_final()
         self._session.exit_for_stop(
             self._cause,
             step=self.step,
@@ -259,12 +262,16 @@ class Companion:
         """
         if self._session.ended:
             return
-        if self._unmarked and self.checkpoint_is_current:
-            path, protected = self._unmarked
-            self.saved(path, final=True, protected=protected)
+        self._mark_final()
         plan = self._planned()
         self._session.report_steps(self.step, plan)
         self._session.report_finished(step=self.step, samples=self.step * plan.global_batch)
+
+    def _mark_final(self) -> None:
+        """Publish the newest checkpoint again, as the final one, if this trainer wrote it and has not trained since."""
+        if self._unmarked and self.checkpoint_is_current:
+            path, protected = self._unmarked
+            self.saved(path, final=True, protected=protected)
 
     def restart_timer(self) -> None:
         """Exclude the time since the last boundary, such as an evaluation, from the reported seconds."""

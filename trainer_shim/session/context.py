@@ -559,7 +559,7 @@ class Context:
             per_gpu_batch=plan.per_gpu_batch,
             accumulation=plan.accumulation,
         ):
-            self._session.exit_after_profiling()
+            self._session.exit_finished()
 
     def _synchronized_time(self) -> float:
         """Return the time on the monotonic clock at which the device has finished its work."""
@@ -616,7 +616,9 @@ class Context:
                 deadline_near=self._session.seconds_to_deadline() < (self._session.save_history.slowest_seconds or 0),
             )
         found = self._session.start_vote(vote).result()
-        stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
+        # a training that is to end for good continues to its next boundary, where its final checkpoint can be saved
+        saved = found.progress_saved and not found.finish
+        stops_now = saved or found.deadline_near or found.urgent or found.superseded
         # a rank that left its evaluation early does not wait for this vote's result, and would not stop with the others
         if found.stop_cause and stops_now and not found.evaluation_left:
             self._report_steps()
@@ -631,9 +633,18 @@ class Context:
     def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
         """Save if there is a new position to save and time to save it, and exit. Collective.
 
+        A request to finish ends the training as `finish` does: its final checkpoint is saved, and a later start trains
+        no more.
+
         Raises:
             SystemExit: always.
+            CheckpointError: the final checkpoint cannot be written.
         """
+        if cause == "finish" and may_save:
+            self._callbacks.run_before(cause)
+            self.finish()
+            self._callbacks.run_after(cause)
+            self._session.exit_finished()
         noticed = self._group.earliest(self._session.stop_requests.noticed)
         with self._group.watchdog.busy():
             self._checkpointing.saver.settle()

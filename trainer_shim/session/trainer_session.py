@@ -272,8 +272,8 @@ class TrainerSession:
         # with 0
         process_exit.start(0 if write_exit_code(code, os.environ) else code)
 
-    def exit_after_profiling(self) -> NoReturn:
-        """Exit with code 0 after a profiling run.
+    def exit_finished(self) -> NoReturn:
+        """Exit with code 0: after a profiling run, or after a training that was asked to end for good.
 
         Raises:
             SystemExit: always.

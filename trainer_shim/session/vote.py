@@ -19,7 +19,7 @@ class Vote(NamedTuple):
     A flag is 0 or 1 in a rank's vote, and the number of ranks that have set it in the sum.
 
     Attributes:
-        superseded, signal, mailbox, sigterm: flags, the stop requests by cause.
+        superseded, finish, signal, mailbox, sigterm: flags, the stop requests by cause.
         urgent: flag, the stop leaves no time for a checkpoint.
         report_due: flag of rank 0, the step metrics are to be reported.
         save_due: flag of rank 0, a periodic checkpoint is to be written.
@@ -35,6 +35,7 @@ class Vote(NamedTuple):
     """
 
     superseded: int = 0
+    finish: int = 0
     signal: int = 0
     mailbox: int = 0
     sigterm: int = 0

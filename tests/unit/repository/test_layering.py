@@ -30,7 +30,7 @@ PACKAGES = {
     "observe": {"core", "configuration", "scheduling", "slurm", "store"},
     "intake": {"core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
-        *("core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
+        *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from metasched.core import reason_words
 from metasched.core.model import (
+    End,
     Hold,
     HoldJob,
     Node,
@@ -31,6 +32,7 @@ from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull,
 
 TIMEOUTS = Timeouts(grace_seconds=30.0, start_limit_seconds=60.0)
 HERE = Placement(("n1",), 1, "v100")
+LOST = Reason.text("it ranks last")
 THERE = Placement(("n2",), 1, "v100")
 
 
@@ -117,6 +119,39 @@ def test_a_stop_is_not_withdrawn():
     run = job(status=Status.RUNNING, placement=HERE, stop_requested=975.0)
     assert missing([run], {"a": HERE}) == ()
     assert kinds(missing([replace(run, stop_requested=965.0)], {"a": HERE})) == [(Requeue, "a")]
+
+
+def ended(one, **options):
+    """The actions on a job that is to end for good, although it has a target."""
+    nodes = (Node("n1", "v100", 4, 16, 64),)
+    return plan(Snapshot(1000.0, 1, 60.0, nodes, (one,)), {"a": HERE}, TIMEOUTS, ends={"a": LOST}, **options)
+
+
+@pytest.mark.parametrize("preempt", list(Preempt))
+def test_a_running_job_that_is_to_end_finishes_within_its_grace_time(preempt):
+    """However it may be preempted; it is asked once, or again where the request may be lost; late, it is cancelled."""
+    run = job(status=Status.RUNNING, placement=HERE, preempt=preempt)
+    assert ended(run) == (End("a", LOST, 1030.0),)
+    asked = replace(run, stop_requested=975.0)
+    assert ended(asked) == ()
+    assert ended(asked, unsent={"a"}) == (End("a", LOST, 1005.0),)
+    assert ended(replace(run, stop_requested=965.0)) == (End("a", LOST, None),)
+
+
+@pytest.mark.parametrize(
+    ("status", "facts", "action"),
+    [
+        (Status.HELD, {}, End("a", LOST, None)),
+        (Status.HELD, {"hold": Hold.USER, "blocked": Reason.text("waits for job 7")}, End("a", LOST, None)),
+        (Status.QUEUED, {"released": HERE, "released_at": 999.0}, End("a", LOST, None)),
+        (Status.SUSPENDED, {"placement": HERE, "suspended_by_us": True}, Resume("a", LOST)),
+        (Status.SUSPENDED, {"placement": HERE, "suspended_by_us": False}, None),
+        (Status.STOPPING, {"placement": HERE}, None),
+    ],
+)
+def test_a_job_that_is_to_end_is_cancelled_where_no_trainer_can_answer(status, facts, action):
+    """A trainer that waits for its time slice is resumed first; an admin's suspension is left alone."""
+    assert ended(job(status=status, **facts)) == (() if action is None else (action,))
 
 
 def test_a_pinned_job_is_never_stopped():

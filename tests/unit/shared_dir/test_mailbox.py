@@ -13,12 +13,14 @@ from msgspec.structs import replace
 from metasched.shared_dir.mailbox import (
     BadLeaseError,
     BadNameError,
+    FinishRequest,
     Lease,
     LeasedBatch,
     Mailbox,
     MailboxError,
     NoLeaseError,
     NotOursError,
+    StopRequest,
 )
 
 UID = "0123456789abcdef"
@@ -108,6 +110,7 @@ def test_a_lease_has_the_protocols_keys(mailbox, shared):
         "signal": "SIGUSR2",
         "trials": None,
         "stop": None,
+        "finish": None,
         "batch": None,
     }
     assert mailbox.read_lease(UID) == LEASE
@@ -150,13 +153,26 @@ def test_a_stop_request_is_written_once(mailbox):
     assert replace(lease, stop=None) == LEASE
 
 
-def test_a_stop_request_needs_the_lease_of_its_run(mailbox):
+def test_a_request_to_finish_is_written_once_beside_a_stop(mailbox):
+    """A later request of either kind changes nothing of the other."""
+    mailbox.write_lease(LEASE)
+    mailbox.request_finish(UID, 2, 100.0, 160.0, "it ranks last")
+    mailbox.request_finish(UID, 2, 130.0, 190.0, "again")
+    mailbox.request_stop(UID, 2, 150.0, 210.0, "others wait")
+    lease = mailbox.read_lease(UID)
+    assert lease.finish == FinishRequest(2, 100.0, 160.0, "it ranks last")
+    assert lease.stop == StopRequest(2, 150.0, 210.0, "others wait")
+
+
+@pytest.mark.parametrize("request_name", ["request_stop", "request_finish"])
+def test_a_request_needs_the_lease_of_its_run(mailbox, request_name):
     """A missing lease and the lease of another run are errors."""
+    request = getattr(mailbox, request_name)
     with pytest.raises(NoLeaseError, match=UID):
-        mailbox.request_stop(UID, 2, 100.0, 160.0, "others wait")
+        request(UID, 2, 100.0, 160.0, "others wait")
     mailbox.write_lease(LEASE)
     with pytest.raises(NoLeaseError, match="run 1"):
-        mailbox.request_stop(UID, 1, 100.0, 160.0, "others wait")
+        request(UID, 1, 100.0, 160.0, "others wait")
     assert mailbox.read_lease(UID) == LEASE
 
 

@@ -1,13 +1,19 @@
 """Workloads whose jobs arrive as others end, and the trials of a search for hyper-parameters."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core.apps import TunerSettings
 from metasched.core.model import Node
+from metasched.core.reasons import Reason
+from metasched.scheduling.engine import run_round
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.hpo import HpoWorkloadParameters, hpo_trials
 from metasched.simulator.generate.pollux import synthetic_profiles
+from metasched.simulator.metrics import measure
 from metasched.simulator.records import Settings, Submission, Workload, trace_job
 from metasched.simulator.scenario import ScenarioError, load_scenario
 from metasched.simulator.simulation import simulate
@@ -45,6 +51,30 @@ def test_no_job_arrives_before_its_own_arrival():
     """Places stay free until then."""
     found = outcomes([(0, 10), (500, 10), (500, 10)], 1)
     assert [one.submitted for one in found] == [0.0, 500.0, 510.0]
+
+
+def test_ended_trials_are_an_outcome_of_their_own(monkeypatch):
+    """The trial that runs checkpoints first, and the waiting ones are gone at once; then the next jobs arrive."""
+
+    def end_all_but_one(snapshot, policy, state, apps):
+        result = run_round(snapshot, policy, state, apps)
+        losers = [] if snapshot.now < 20 else [one.uid for one in snapshot.jobs if one.uid != "0"]
+        targets = {uid: place for uid, place in result.targets.items() if uid not in losers}
+        return replace(result, targets=targets, ends=dict.fromkeys(losers, Reason.text("it lost")))
+
+    monkeypatch.setattr("metasched.simulator.round_loop.run_round", end_all_but_one)
+    trials = [
+        replace(one, job=one.job.evolve(app="array:1", tuner=TunerSettings("outside")))
+        for one in submissions([(0, 100)] * 6)
+    ]
+    workload = Workload("test", tuple(trials), 4)
+    slow = Settings(round_seconds=10.0, min_round_seconds=0.0, checkpoint_seconds=5.0)
+    found = simulate(workload, (Node("n1", "t4", 2, 1, 1),), Fifo(), slow)
+    assert [one.ended for one in found.jobs] == [None, 25.0, *[20.0] * 4]
+    assert [one.finished for one in found.jobs] == [100.0, *[None] * 5]
+    assert [one.preemptions for one in found.jobs] == [0] * 6
+    measured = measure(found, workload)
+    assert (measured.jobs, measured.unfinished, measured.ended, measured.makespan) == (6, 0, 5, 100.0)
 
 
 @settings(max_examples=50, deadline=None)

@@ -64,7 +64,7 @@ def test_with_an_unfinished_job_the_makespan_is_none():
 def test_without_jobs_every_mean_is_none():
     """No metric fails for an empty workload."""
     found = measure(outcome(), workload(TABLE)).values
-    counts = {"jobs", "unfinished", "gpu_hours", "lost_hours", "overhead_hours"}
+    counts = {"jobs", "unfinished", "ended", "gpu_hours", "lost_hours", "overhead_hours"}
     assert {name for name, value in found.items() if value is not None} == counts
 
 

@@ -339,6 +339,15 @@ def test_requeue(slurm, code, stop, expected):
     assert len(slurm.calls("scontrol")) == (expected == 85)
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (85, 0), (140, 140)])
+@pytest.mark.parametrize("stop", [None, STOP])
+def test_a_job_that_is_to_end_for_good_is_not_requeued(slurm, code, expected, stop):
+    """Whatever its trainer does; a checkpoint that a stop has saved is the last one."""
+    slurm.write_lease(stop=stop, finish=STOP)
+    assert slurm.run("python", FAKE_SRUN=f"sys.exit({code})") == (expected, "")
+    assert not slurm.calls("scontrol")
+
+
 def test_requeue_by_exit_code(slurm):
     """Where scontrol can't be had but the exit code does as well, the job is not kept waiting for it."""
     slurm.write_lease()

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from metasched.core.apps import AppsState
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reason_words import words
@@ -28,7 +29,9 @@ def uid_of(number):
     return f"{number:016x}"
 
 
-def commit(store, number, targets=None, reasons=None, state=None, *, at=None, policy="fifo", snapshot=b"", kept=0):
+def commit(
+    store, number, targets=None, reasons=None, state=None, *, at=None, policy="fifo", snapshot=b"", kept=0, **more
+):
     store.commit_round(
         number,
         at=at or 1000.0 * number,
@@ -41,6 +44,7 @@ def commit(store, number, targets=None, reasons=None, state=None, *, at=None, po
         summary={"jobs": len(reasons or {})},
         snapshot=snapshot,
         snapshots_limit_bytes=kept,
+        **more,
     )
 
 
@@ -208,6 +212,33 @@ def test_policy_states_are_kept_for_replays(store):
     assert store.policy_state("las").data == {"n": 9}
     assert store.policy_state("las", 3) is None
     assert store.table_sizes()["policy_state"] == 3
+
+
+def test_the_states_of_apps_are_kept_for_replays(store, tmp_path):
+    """Nothing is stored before the first app; a copy has the newest state only."""
+    commit(store, 1, snapshot=b"seen", kept=1000)
+    assert (store.apps_state(), store.table_sizes()["apps"]) == (AppsState(), 0)
+    for number in (2, 3, 4):
+        commit(store, number, snapshot=b"seen", kept=1000, apps=AppsState(1, {"n": number // 2}))
+    assert [store.apps_state(number).data for number in (1, 2, 3, 4)] == [{}, {"n": 1}, {"n": 1}, {"n": 2}]
+    assert store.table_sizes()["apps"] == 2
+    with Store.open(tmp_path / "copy") as copy:
+        copy.fill_from(store.path)
+        assert (copy.apps_state(), copy.table_sizes()["apps"]) == (store.apps_state(), 1)
+    commit(store, 5)
+    assert (store.apps_state().data, store.table_sizes()["apps"]) == ({}, 1)
+
+
+def test_an_end_for_good_is_recorded_once(store):
+    """With the round that decided it; such a job has not completed by itself."""
+    for uid in "ab":
+        store.add_job(a_job(uid))
+    commit(store, 1, ends={"a": Reason.text("it ranks last")})
+    commit(store, 2, ends={"a": Reason.text("again")})
+    for uid in "ab":
+        store.finish_job(uid, 9.0, "COMPLETED", 0)
+    assert [store.require_job(uid).end_reason for uid in "ab"] == [Reason.text("it ranks last"), None]
+    assert store.completed_by_themselves({"a", "b", "c"}) == {"b"}
 
 
 def test_policy_states_that_no_replay_needs_are_deleted(store, tmp_path):

@@ -65,6 +65,18 @@ def test_higher_run_supersedes(write):
     assert LeaseWatch(write({"format": 1, "run": 1, "stop": None}), run=2).stop_cause() is None
 
 
+@pytest.mark.parametrize("stop", [None, {"run": 2}])
+def test_a_request_to_finish_comes_before_a_stop(write, stop):
+    """It counts for the run that it names, with its own grace; the trainer exits with 0."""
+    finish = {"run": 1, "requested": 100.0, "deadline": 160.0}
+    watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None, "finish": finish}), run=2)
+    assert watch.stop_cause() is None
+    write({"format": 1, "run": 2, "stop": stop, "finish": finish | {"run": 2}})
+    assert watch.stop_cause() == "finish"
+    assert watch.seconds_to_deadline(None) <= 60
+    assert exit_code("finish", 85) == 0
+
+
 def test_unreadable_lease(write, caplog):
     """A lease that cannot be read is one warning, and asks for nothing; when it can be read again, it counts."""
     watch = LeaseWatch(write("{"), run=1)
@@ -84,6 +96,8 @@ def test_unreadable_lease(write, caplog):
         '{"format": 1}',
         '{"format": 1, "run": true}',
         '{"format": 1, "run": 1, "stop": 1}',
+        '{"format": 1, "run": 1, "finish": [1]}',
+        '{"format": 1, "run": 1, "finish": {"reason": "x"}}',
         '{"format": 1, "run": 1, "stop": {"reason": "x"}}',
         '{"format": 1, "run": 1, "stop": {"run": 1, "requested": 1, "deadline": "soon"}}',
         '{"format": 1, "run": 1, "stop": {"run": 1, "requested": NaN}}',
@@ -153,7 +167,7 @@ def test_requests():
     flag.request("mailbox")
     assert flag.noticed == first
     flag.request("superseded")
-    assert flag.flags() == {"superseded": 1, "signal": 0, "mailbox": 1, "sigterm": 1}
+    assert flag.flags() == {"superseded": 1, "finish": 0, "signal": 0, "mailbox": 1, "sigterm": 1}
     assert tuple(flag.flags()) == CAUSES
 
 
@@ -168,7 +182,7 @@ def test_a_second_signal_is_urgent(monkeypatch):
     assert not flag.urgent
     flag.request_by_signal("sigterm")
     assert flag.urgent
-    assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
+    assert flag.flags() == {"superseded": 0, "finish": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
 
 
 @pytest.mark.parametrize(
@@ -187,9 +201,9 @@ def test_signals():
     try:
         handle_stop_signals(flag, signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 0}
+        assert flag.flags() == {"superseded": 0, "finish": 0, "signal": 1, "mailbox": 0, "sigterm": 0}
         os.kill(os.getpid(), signal.SIGTERM)
-        assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
+        assert flag.flags() == {"superseded": 0, "finish": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGUSR2, before[1])

@@ -100,6 +100,32 @@ def lines(tmp_path, generation):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.parametrize("saves_before", [False, True])
+def test_a_request_to_finish(start, tmp_path, monkeypatch, saves_before):
+    """The framework's checkpoint becomes the final one, and the process exits with 0."""
+    lease = tmp_path / "lease.json"
+    lease.write_text(json.dumps({"format": 1, "run": 1, "stop": None}))
+    monkeypatch.setenv("METASCHED_LEASE", str(lease))
+    monkeypatch.setenv("METASCHED_RUN", "1")
+    first = start()
+    assert not first.should_stop(2.0)
+    if saves_before:
+        assert save(first)
+        first.step -= 1  # the stop is noticed before a further step
+    lease.write_text(json.dumps({"format": 1, "run": 1, "stop": None, "finish": {"run": 1}}))
+    assert first.should_stop(1.0)
+    assert first.should_save is not saves_before
+    assert saves_before or save(first)
+    with pytest.raises(SystemExit) as stopped:
+        first.stop()
+    assert stopped.value.code == 0
+    assert [line["cause"] for line in lines(tmp_path, 1) if line["kind"] in ("checkpoint", "stop")][-2:] == [
+        "final",
+        "finish",
+    ]
+    assert start().resumed_metadata["finished"]
+
+
 def test_a_stop_and_the_next_trainer(start, tmp_path):
     """A signal stops the training at the next step, and the next trainer resumes from the checkpoint saved there."""
     first = start()

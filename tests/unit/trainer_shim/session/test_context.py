@@ -141,6 +141,36 @@ def test_a_loss_that_is_not_known(start, device, tmp_path, own_backward):
     assert all((loss is None) == own_backward for loss in losses)
 
 
+def test_a_request_to_finish_ends_the_training_for_good(start, device, tmp_path, monkeypatch):
+    """The final checkpoint is saved between the stop callbacks, and the process exits with 0."""
+    lease = tmp_path / "lease.json"
+    lease.write_text(json.dumps({"format": 1, "run": 1, "stop": None}))
+    monkeypatch.setenv("METASCHED_LEASE", str(lease))
+    monkeypatch.setenv("METASCHED_RUN", "1")
+    ctx = start()
+    loader = ctx.loader(range(80), global_batch=2)
+    ctx.track(weights=torch.nn.Linear(1, 1))
+    called = []
+    ctx.on_stop(before=lambda cause: called.append(("before", cause)), after=called.append)
+
+    def epochs():
+        for _ in ctx.epochs(2):
+            for _ in loader:
+                device.launch(DEVICE)
+                ctx.step()
+                if ctx.step_count == 3:
+                    lease.write_text(json.dumps({"format": 1, "run": 1, "finish": {"run": 1}}))
+
+    with pytest.raises(SystemExit) as ended:
+        epochs()
+    assert ended.value.code == 0
+    assert called == [("before", "finish"), "finish"]
+    assert [line["cause"] for line in lines(tmp_path, "checkpoint")] == ["final"]
+    (end,) = lines(tmp_path, "end")
+    assert 3 <= end["step"] < 10
+    assert lines(tmp_path, "stop") == []
+
+
 class Synchronized:
     """A module whose `no_sync()` counts the open blocks, or raises an error."""
 
