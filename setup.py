@@ -98,6 +98,7 @@ setup(
             "slurm = policies.baselines.slurm:Slurm",
             "srsf = policies.baselines.srsf:Srsf",
             "srtf = policies.baselines.srtf:Srtf",
+            "themis = policies.themis.policy:Themis",
         ],
     },
 )

@@ -144,6 +144,36 @@ def _outranked(rank: int, trials: int, kept: int, steps: float, loss: float) -> 
     return f"its loss {loss:g} at step {steps:g} ranks {place}, of which {kept} continue"
 
 
+def _bids(bids: Sequence[tuple[int, float | None]]) -> str:
+    """``bid for 8 GPUs (1.02) and 4 (1.17)``: GPUs, and rho with them."""
+    if not bids:
+        return "bid for nothing"
+    (gpus, rho), *others = bids
+    told = [f"{counted(gpus, 'GPU')} ({_rho(rho)})", *(f"{fewer} ({_rho(other)})" for fewer, other in others)]
+    return f"bid for {' and '.join([', '.join(told[:-1]), told[-1]] if others else told)}"
+
+
+def _rho(rho: float | None) -> str:
+    return "infinite" if rho is None else f"{rho:g}"
+
+
+def _lease_won(
+    *,
+    app: str,
+    rho: float | None,
+    bids: Sequence[tuple[int, float | None]],
+    won: int,
+    gpus: int,
+    nodes: Sequence[str],
+    minutes: float,
+    of: float,
+    paid: float,
+) -> str:
+    more = "" if won == gpus else f", {gpus} with left-overs,"
+    lease = f"on {', '.join(nodes)} for {minutes:g} of {of:g} minutes, paid {paid:g}"
+    return f"app {app}: rho {_rho(rho)}, {_bids(bids)}, won {won}{more} {lease}"
+
+
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
@@ -238,6 +268,18 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
         f"its app's driver gives orders for job {job}{f' and {more} more' if more else ''}, none of the app's trials: "
         "they are ignored"
     ),
+    Code.LEASE_WON: _lease_won,
+    Code.LEASE_LEFTOVER: lambda app, rho, gpus, nodes, minutes: (
+        f"app {app}: rho {_rho(rho)}, got {gpus} left over on {', '.join(nodes)} for {minutes:g} minutes"
+    ),
+    Code.OUTBID: lambda app, rho, bids: f"app {app}: rho {_rho(rho)}, {_bids(bids)}, won nothing",
+    Code.DID_NOT_BID: lambda app, rho, asked, apps: (
+        f"app {app}: rho {_rho(rho)}; the {asked} worst off of {apps} apps bid, and it is not among them"
+    ),
+    Code.APP_DIVIDES: "app {app} has no GPUs for it now",
+    Code.AUCTION_PENDING: "an auction is being held",
+    Code.APP_NOT_ADMITTED: "its app is not admitted yet: those admitted ask for {asked} GPUs, and new ones wait from "
+    "{most:g} times the {gpus} GPUs on",
     Code.EXPLORES: "on GPUs that nobody else can use, to learn how fast it is there",
     Code.CPU_ONLY: "it needs no GPU, and runs where CPUs are free",
     Code.NEXT_ROUND: "it waits for the next round",

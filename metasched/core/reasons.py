@@ -120,6 +120,15 @@ class Code(enum.StrEnum):
     TUNER_UNUSABLE = "tuner_unusable", "The app runs without the tuner that its tags name."
     ORDER_FOR_STRANGER = "order_for_stranger", "The app's driver names a job that is none of the app's trials."
 
+    # Auctions of GPU leases among apps.
+    LEASE_WON = "lease_won", "The job's app won GPUs in an auction, for the time of a lease."
+    LEASE_LEFTOVER = "lease_leftover", "The job's app was given GPUs that an auction left."
+    OUTBID = "outbid", "The job's app bid in the latest auction and won nothing."
+    DID_NOT_BID = "did_not_bid", "Other apps are worse off than the job's app, and they alone bid."
+    APP_DIVIDES = "app_divides", "The job's app has GPUs for other members, or none was free for an auction."
+    AUCTION_PENDING = "auction_pending", "An auction is being held in the background."
+    APP_NOT_ADMITTED = "app_not_admitted", "The admitted apps ask for more GPUs than the admission threshold."
+
     # Shares of time.
     TIME_SHARE_TURN = "time_share_turn", "The job has received less than its share of time, so it runs this round."
     TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."

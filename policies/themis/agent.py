@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from policies.themis.bids import Bid
@@ -22,6 +22,7 @@ class Agent:
         speeds: the speed of a GPU by type; 1 where a type is not named.
         retained: the GPUs that the app holds beyond this auction, as counts on nodes.
         held: the GPUs on offer that the app holds now, by node.
+        gpu_types: the GPU types for which the app bids; None for that of what it retains, or for all.
     """
 
     app: str
@@ -30,6 +31,7 @@ class Agent:
     speeds: Mapping[str, float] = field(default_factory=dict)
     retained: Bundle = NOTHING
     held: Mapping[str, int] = field(default_factory=dict)
+    gpu_types: frozenset[str] | None = None
 
     def rho(self, bundle: Bundle, offer: Offer) -> float:
         """The app's finish-time fairness, if it has a bundle, and what it retains, until its end; infinity for none.
@@ -38,9 +40,9 @@ class Agent:
             ValueError: the bundle is of another GPU type than what the app retains.
         """
         types = {part.gpu_type for part in (bundle, self.retained) if part.parts}
-        if len(types) > 1:
+        if len(types) > 1 and not types <= (self.gpu_types or frozenset()):
             raise ValueError(f"app {self.app!r} would have GPUs of the types {sorted(types)}; give it GPUs of one type")
-        gpu_type = next(iter(types), "")
+        gpu_type = bundle.gpu_type or self.retained.gpu_type
         parts = tuple(sorted(bundle.parts + self.retained.parts, reverse=True))
         places = GangPlaces(
             parts,
@@ -59,6 +61,12 @@ class Agent:
         """
         return self.rho(self.present_bundle(offer), offer)
 
+    @property
+    def rho_so_far(self) -> float:
+        """The app's finish-time fairness if it ended now: the least that it can become."""
+        independent = self.work.independent_seconds(self.cluster, self.speeds)
+        return self.work.elapsed / independent if independent > 0.0 else math.inf
+
     def present_bundle(self, offer: Offer) -> Bundle:
         """Of the GPUs on offer, those that the app holds now, as a bundle."""
         types = {node.gpu_type for node in offer.nodes if self.held.get(node.name)}
@@ -71,9 +79,14 @@ class Agent:
         present = self.present_bundle(offer)
         if left and present not in bundles and offer.holds([present]):
             bundles.append(present)
-        usable = {self.retained.gpu_type, ""} if self.retained.parts else {"", *offer.gpu_types}
+        usable = {"", *self._gpu_types(offer)}
         values = {bundle: self._value(bundle, offer) for bundle in bundles if bundle.gpu_type in usable}
         return Bid(self.app, values, self.held)
+
+    def _gpu_types(self, offer: Offer) -> Iterable[str]:
+        if self.gpu_types is not None:
+            return self.gpu_types
+        return (self.retained.gpu_type,) if self.retained.parts else offer.gpu_types
 
     def _value(self, bundle: Bundle, offer: Offer) -> float:
         rho = self.rho(bundle, offer)

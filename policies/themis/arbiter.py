@@ -33,12 +33,17 @@ class Candidate(NamedTuple):
         rho: its finish-time fairness with what it has now; infinity where it has nothing.
         least_gpus: the GPUs of its smallest gang.
         retains: whether it retains GPUs beyond this round.
+        gpu_types: the GPU types that it can use; None for all.
+        rho_so_far: the least that its rho can become, by the time elapsed. It decides between apps of equal rho, and so
+            among those that have nothing.
     """
 
     app: str
     rho: float
     least_gpus: int = 1
     retains: bool = False
+    gpu_types: frozenset[str] | None = None
+    rho_so_far: float = 0.0
 
 
 class Allocation(NamedTuple):
@@ -99,7 +104,7 @@ class Arbiter:
         """The apps that are asked for bids, the highest rho first; equal ones at random."""
         ordered = sorted(candidates, key=lambda one: one.app)
         random.Random(seed).shuffle(ordered)  # noqa: S311  fairness, not secrecy
-        ordered.sort(key=lambda one: -one.rho)
+        ordered.sort(key=lambda one: (-one.rho, -one.rho_so_far))
         free = Counter[str]()
         for node in offer.nodes:
             free[node.gpu_type] += node.gpus
@@ -107,7 +112,8 @@ class Arbiter:
         for candidate in ordered:
             if len(chosen) >= math.ceil((1.0 - self.fairness) * len(candidates) - ROUNDING):
                 break
-            fitting = [gpu_type for gpu_type in sorted(free) if free[gpu_type] >= candidate.least_gpus]
+            usable = free if candidate.gpu_types is None else free.keys() & candidate.gpu_types
+            fitting = [gpu_type for gpu_type in sorted(usable) if free[gpu_type] >= candidate.least_gpus]
             if not candidate.retains:
                 if not fitting:
                     continue

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,11 @@ from policies.themis.offer import Level
 Ints = NDArray[np.int64]
 
 Slowdown = Callable[[Level], float]
-"""By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S)."""
+"""By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S);
+infinite where it cannot run."""
+
+RATE_TABLES = 4096
+"""Tables of rates that are remembered."""
 
 _ASSUMED_SLOWDOWNS = {Level.SLOT: 1.0, Level.NODE: 1.0, Level.RACK: 1.1, Level.CLUSTER: 1.3}
 
@@ -123,11 +127,11 @@ def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
     most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
     kinds = tuple((job.least_gpus, int(limit), job.slowdown) for job, limit in zip(jobs, most, strict=True))
     rates = _rate_table(kinds, gpus, local, places.across)
-    counts = _even_counts(works, least, most, gpus)
+    counts = even_counts(works, least, most, gpus)
     return _placed_seconds(jobs, works, counts.tolist(), rates, places)
 
 
-def _even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
+def even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
     """GPUs for each job: as even as the jobs' limits allow, and what is left over one by one to the longest jobs."""
     low, high = 1, int(min(most.max(), gpus))
     while low < high:
@@ -139,7 +143,7 @@ def _even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int)
     return np.asarray(counts)
 
 
-@cache
+@lru_cache(maxsize=RATE_TABLES)
 def _rate_table(
     kinds: tuple[tuple[int, int, Slowdown], ...], gpus: int, local: tuple[Level, ...], across: Level
 ) -> NDArray[np.float64]:
@@ -167,6 +171,9 @@ def _placed_seconds(
     for index in sorted(range(len(jobs)), key=counts.__getitem__, reverse=True):
         count = counts[index]
         fitting = [part for part in free if part >= count]
+        if not fitting and math.isinf(jobs[index].slowdown(places.across)):  # the job cannot use several parts
+            count = max(free)
+            fitting = [count] if count >= jobs[index].least_gpus else []
         if fitting:
             free.remove(best := min(fitting))
             free.append(best - count)
@@ -178,7 +185,7 @@ def _placed_seconds(
                 free.append(best - min(best, needed))
                 needed -= min(best, needed)
             rate = count / jobs[index].slowdown(places.across)
-        longest = max(longest, float(works[index] / rate))
+        longest = max(longest, float(works[index] / rate) if rate > 0.0 else math.inf)
     return longest / places.speed
 
 
@@ -190,7 +197,7 @@ def _serial_seconds(jobs: Phase, places: GangPlaces) -> float:
     if not gangs:
         return math.inf
     ends = [0.0] * gangs
-    for seconds in sorted((job.work * job.slowdown(level) / size for job in jobs), reverse=True):
+    for seconds in sorted((job.work / size * job.slowdown(level) for job in jobs if job.work), reverse=True):
         heapq.heapreplace(ends, ends[0] + seconds)
     return max(ends) / places.speed
 

@@ -88,6 +88,12 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     "slurm": ({"backfill": False}, {"default_limit_seconds": 1.0, "favor_small": True, "half_life_seconds": 1e-3}),
     "srsf": ELASTIC,
     "srtf": ELASTIC,
+    "themis": (
+        {"fairness": 0.01, "background": False, "most_demand": 1e-9},
+        {"rows_in_round": 0, "payment": "gpus"},
+        {"fairness": 0.99, "lease_seconds": 1e-3, "restart_seconds": 0.0, "rows_in_round": 0},
+        {"lease_seconds": 1e6, "most_partial_choices": 1},
+    ),
 }
 """By policy, parameters other than the defaults."""
 
