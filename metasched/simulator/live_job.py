@@ -240,4 +240,5 @@ class LiveJob:
             overhead_seconds=self.overhead_seconds,
             contention=contention,
             ended=ended,
+            steps=self.steps_at(now),
         )

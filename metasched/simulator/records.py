@@ -222,6 +222,7 @@ class JobOutcome:
         submitted: its arrival.
         first_started: when its first run began; None if it never ran.
         finished: its completion; None if it was not complete when the simulation ended.
+        steps: steps done.
         ended: when it was gone after its app's tuner had ended it for good; None where no tuner did.
         intervals: its allocations, in order.
         preemptions: stops before its completion.
@@ -242,6 +243,7 @@ class JobOutcome:
     overhead_seconds: float = 0.0
     contention: float = 0.0
     ended: float | None = None
+    steps: float = 0.0
 
     @property
     def left(self) -> float | None:
