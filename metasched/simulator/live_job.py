@@ -140,7 +140,7 @@ class LiveJob:
         return done if done <= until and done <= self.total_steps else min(until, self.total_steps)
 
     def losses_at(self, done: float) -> tuple[LossPoint, ...]:
-        """The losses that the training has reported after ``done`` steps; without a learning curve, the earlier ones."""
+        """The losses that the training has reported after ``done`` steps; earlier ones without a learning curve."""
         losses = self.submission.losses
         if not losses:
             return self.submission.job.losses

@@ -41,6 +41,7 @@ TIME_SHARES = (
 )
 GAVEL = (*TIME_SHARES, {"aware": False}, {"placement": True}, {"unknown_seconds": 1e-3})
 ELASTIC = ({"elastic": False},)
+BY_APP = {"by_app": True}
 PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     "allox": (*TIME_SHARES, {"alpha": 0.2}, {"as_published": True}),
     "ares": (
@@ -49,6 +50,7 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     ),
     "fifo": ({"backfill": True}, *ELASTIC),
     "gandiva": (*TIME_SHARES, {"least_gain": 0.0, "time_slices": True}),
+    "gandiva_apps": (),
     "gandiva_fair": (*TIME_SHARES, {"by_user": False}, {"as_published": True}),
     "gavel_cost": (
         *GAVEL,
@@ -74,9 +76,10 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
         {"queue_thresholds_gpu_seconds": (1.0, 1e9), "promote_knob": None},
         {"promote_knob": 1e-3},
         *ELASTIC,
+        BY_APP,
     ),
     "max_sum_throughput": TIME_SHARES,
-    "optimus": (),
+    "optimus": (BY_APP,),
     "pollux": (
         {"p": 1.0, "improvements": 0, "background": False},
         {"p": -10.0, "avoid_interference": False, "restart_seconds": 0.0},
@@ -85,9 +88,10 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
         {"search": "population", "generations": 3, "population": 4},
         {"search": "population", "generations": 1, "population": 2, "background": False, "p": -1000.0},
     ),
+    "slaq": ({"history_weight": 1.0}, {"history_weight": 1e-3}),
     "slurm": ({"backfill": False}, {"default_limit_seconds": 1.0, "favor_small": True, "half_life_seconds": 1e-3}),
-    "srsf": ELASTIC,
-    "srtf": ELASTIC,
+    "srsf": (*ELASTIC, BY_APP),
+    "srtf": (*ELASTIC, BY_APP),
     "themis": (
         {"fairness": 0.01, "background": False, "most_demand": 1e-9},
         {"rows_in_round": 0, "payment": "gpus"},

@@ -7,7 +7,7 @@ power law with an offset, loss(s) = c + a s^-b with a >= 0, and a confidence bou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar

@@ -21,7 +21,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from metasched.apps.membership import app_uid
 from metasched.core.apps import TunerSettings
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.learning_curves import learning_curve
@@ -143,8 +142,7 @@ def _app(
     found = []
     for task in range(count):
         job = trace_job(f"{base}_{task}", model.name, submitted, gpus, min_gpus=1, max_gpus=most)
-        user = f"app{base}"
-        job = job.evolve(user=user, app=app_uid(job.uid, user, None), tuner=tuner)
+        job = job.evolve(user=f"app{base}", app=f"array:{base}", tuner=tuner)
         training = LinearTraining(float(STEPS), seconds * rng.uniform(*SECONDS), slowdown)
         found.append(Submission(job, training, losses=learning_curve(rng, training.total)))
     return found
