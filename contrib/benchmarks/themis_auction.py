@@ -20,7 +20,7 @@ from contrib.benchmarks import common
 from policies.themis.agent import Agent
 from policies.themis.arbiter import Arbiter, Candidate
 from policies.themis.bids import Bid
-from policies.themis.finish_time import AppJob, AppWork, ClampedSlowdown, halving_phases
+from policies.themis.finish_time import AppJob, AppWork, ClampedSlowdown, LaterPhase, halving_phases
 from policies.themis.offer import NOTHING, Bundle, Offer, OfferedNode
 
 RACK_NODES = 16
@@ -67,7 +67,7 @@ def random_app(rng: random.Random) -> AppWork:
     slowdown = ClampedSlowdown(rng.choice(SLOWDOWNS))
     least = most if rng.random() < 0.2 else 1  # noqa: PLR2004  as the page says
     first = [AppJob(rng.uniform(50, 500), rng.uniform(50, 150), most, least, slowdown) for _ in range(jobs)]
-    phases = halving_phases(first, [200.0 * 2**phase for phase in range(jobs.bit_length() - 1)])
+    phases = halving_phases(first, [LaterPhase(200.0 * 2**phase) for phase in range(jobs.bit_length() - 1)])
     left = sum(job.work for phase in phases for job in phase)
     return AppWork(phases, rng.uniform(0, 36_000), left * rng.uniform(1.0, 2.0), rng.uniform(4, 30), most * jobs)
 

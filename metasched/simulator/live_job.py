@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from metasched.core.apps import LossPoint
 from metasched.core.model import Job, Placement, Status
 from metasched.simulator.agent import Agent
-from metasched.simulator.records import JobOutcome, RunInterval, Submission
+from metasched.simulator.records import JobOutcome, LocatedSpeed, RunInterval, Submission
 from metasched.throughput.training import Pace
 
 STOPPED = Pace(0.0, math.inf)
@@ -186,7 +186,11 @@ class LiveJob:
 
     def update_speed(self) -> None:
         """Set the speed that policies see, and what the trainer reports, to those after ``done_steps``."""
-        speed = self.submission.training.known(self.done_steps)
+        speed, locality = self.submission.training.known(self.done_steps), self.submission.locality
+        if speed is not None and locality is not None:
+            before = self.job.speed
+            same = isinstance(before, LocatedSpeed) and before.speed is speed
+            speed = before if same else LocatedSpeed(speed, locality)
         if speed is not self.job.speed:
             self.job = self.job.evolve(speed=speed)
         if self.agent is not None:

@@ -322,7 +322,7 @@ class IsolatedDurations:
                 placement = self._placement(gpu_type, job.gpus)
                 if placement is None:
                     continue
-                seconds = isolated_seconds(submission.training, placement) / self._factor(placement)
+                seconds = isolated_seconds(submission.training, placement) / self._factor(submission, placement)
                 if seconds < math.inf:
                     found[gpu_type] = seconds
         return found
@@ -341,8 +341,9 @@ class IsolatedDurations:
             self._placements[gpu_type, gpus] = found
         return self._placements[gpu_type, gpus]
 
-    def _factor(self, placement: Placement) -> float:
-        return self._locality.factor([self._racks[name] for name in placement.nodes])
+    def _factor(self, submission: Submission, placement: Placement) -> float:
+        locality = submission.locality or self._locality
+        return locality.factor(placement.gpus, [self._racks[name] for name in placement.nodes])
 
 
 def _filled(nodes: Iterable[Node], gpu_type: str, gpus: int) -> Placement | None:

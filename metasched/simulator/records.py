@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.apps import AppsState, LossPoint, TrialOrder
-from metasched.core.model import Job, Node, Placement, Quota
+from metasched.core.distance import Level, distance
+from metasched.core.model import Job, Node, Placement, Quota, Speed
 from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
 
@@ -50,6 +51,7 @@ class Submission:
         declared_ratio: the total steps that policies see, over the true ones; 1.0 for an exact declaration.
         losses: the hidden learning curve: the losses that the training reports, ascending in progress. Tuners and
             policies see those up to the job's progress.
+        locality: what the distance of its GPUs costs this job; None for that of ``Settings``.
     """
 
     job: Job
@@ -60,6 +62,7 @@ class Submission:
     declared: bool = True
     declared_ratio: float = 1.0
     losses: tuple[LossPoint, ...] = ()
+    locality: Locality | None = None
 
     def stop_cost(self, settings: Settings) -> float:
         """Seconds for which the job still holds its GPUs when it is stopped."""
@@ -134,21 +137,59 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Factors on the speed of jobs on several nodes, on top of what their ``Training`` says.
+    """Factors on the speed of jobs by the distance of their GPUs, on top of what their ``Training`` says.
 
     Attributes:
         rack: for nodes of one rack.
         cluster: for nodes of several racks.
+        node: for one node, beyond one slot.
+        slot_gpus: GPUs of one slot of a node.
     """
 
     rack: float = 1.0
     cluster: float = 1.0
+    node: float = 1.0
+    slot_gpus: int = 1
 
-    def factor(self, racks: Collection[str | None]) -> float:
-        """The factor for a job on nodes of these racks, given one rack per node (None for a node without)."""
-        if len(racks) == 1:
-            return 1.0
-        return self.rack if len(set(racks)) == 1 else self.cluster
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether all factors are 1."""
+        return self.node == self.rack == self.cluster == 1.0
+
+    def at(self, level: Level) -> float:
+        """The factor at a distance."""
+        return (1.0, self.node, self.rack, self.cluster)[level]
+
+    def factor(self, gpus: int, racks: Collection[str | None]) -> float:
+        """The factor for a job with so many GPUs on nodes of these racks, one for each node (None: not known)."""
+        return self.at(distance(gpus, racks, self.slot_gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedSpeed:
+    """The speed of a job that has a ``Locality`` of its own, as policies know it: a ``Speed`` and ``SpeedByDistance``.
+
+    Attributes:
+        speed: the speed as the job's ``Training`` tells it.
+        locality: the cost of distance.
+    """
+
+    speed: Speed
+    locality: Locality
+
+    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """The speed without the cost of distance."""
+        return self.speed.steps_per_second(gpu_type, spread)
+
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """The speed with a co-runner, without the cost of distance."""
+        alone = other.speed if isinstance(other, LocatedSpeed) else other
+        return self.speed.steps_per_second_with(alone, gpu_type, spread)
+
+    def steps_per_second_at(self, gpu_type: str, spread: tuple[int, ...], level: Level) -> float | None:
+        """The speed at a distance."""
+        rate = self.steps_per_second(gpu_type, spread)
+        return None if rate is None else rate * self.locality.at(level)
 
 
 @dataclass(frozen=True, slots=True)

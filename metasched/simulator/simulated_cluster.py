@@ -509,7 +509,7 @@ class Cluster:
             live.update_speed()
         if pace.until <= live.done_steps < live.total_steps:
             raise StuckError(f"job {live.job.uid} has done {live.done_steps} steps, and its speed ends at {pace.until}")
-        factor = self._locality_factor(placement)
+        factor = self._locality_factor(live, placement)
         if live.job.uid in self._multi_node and self._interfering(live, placement):
             factor *= self.settings.interference_factor
         live.pace = pace = pace if factor == 1.0 else Pace(pace.steps_per_second * factor, pace.until)
@@ -518,12 +518,12 @@ class Cluster:
             goal = min(pace.until, live.total_steps, live.phase_end)
             self._push(live.updated_at + max(goal - live.done_steps, 0.0) / pace.steps_per_second, live)
 
-    def _locality_factor(self, placement: Placement) -> float:
+    def _locality_factor(self, live: LiveJob, placement: Placement) -> float:
         """The factor on a job's speed that the distance between its GPUs costs."""
-        locality = self.settings.locality
-        if len(placement.nodes) == 1 or locality.rack == locality.cluster == 1.0:
+        locality = live.submission.locality or self.settings.locality
+        if locality.costs_nothing:
             return 1.0
-        return locality.factor([self.nodes[name].rack for name in placement.nodes])
+        return locality.factor(placement.gpus, [self.nodes[name].rack for name in placement.nodes])
 
     def _push(self, at: float, live: LiveJob) -> None:
         self._pushed += 1

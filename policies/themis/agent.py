@@ -23,6 +23,7 @@ class Agent:
         retained: the GPUs that the app holds beyond this auction, as counts on nodes.
         held: the GPUs on offer that the app holds now, by node.
         gpu_types: the GPU types for which the app bids; None for that of what it retains, or for all.
+        usable: the GPUs that its jobs can use now, what it retains included; None where that is the demand of its work.
     """
 
     app: str
@@ -32,6 +33,13 @@ class Agent:
     retained: Bundle = NOTHING
     held: Mapping[str, int] = field(default_factory=dict)
     gpu_types: frozenset[str] | None = None
+    usable: int | None = None
+
+    @property
+    def demand(self) -> int:
+        """The GPUs that the app can use now beyond what it retains."""
+        most = self.work.demand if self.usable is None else min(self.usable, self.work.demand)
+        return max(most - self.retained.gpus, 0)
 
     def rho(self, bundle: Bundle, offer: Offer) -> float:
         """The app's finish-time fairness, if it has a bundle, and what it retains, until its end; infinity for none.
@@ -74,7 +82,7 @@ class Agent:
 
     def bid(self, offer: Offer) -> Bid:
         """The app's bid: the value of each bundle on offer that it can use, and of what it holds."""
-        left = max(self.work.demand - self.retained.gpus, 0)
+        left = self.demand
         bundles = offer.bundles(left) if left else [NOTHING]
         present = self.present_bundle(offer)
         if left and present not in bundles and offer.holds([present]):

@@ -13,9 +13,8 @@ from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from metasched.core.apps import App, Bracket
-from metasched.core.model import Job
-from policies.themis.finish_time import AppJob, AppWork, ClampedSlowdown, Phase, Slowdown
-from policies.themis.offer import Level
+from metasched.core.model import Job, Snapshot
+from policies.themis.finish_time import AppJob, AppWork, LaterPhase, Phase, Slowdown, curve_phase, halving_phases
 
 UNKNOWN_WORK = 3600.0
 """The work of a training of which nothing is known: seconds on one GPU. Later, as much is left as it has received."""
@@ -62,29 +61,39 @@ class Rates(NamedTuple):
 
 
 def steps_per_gpu_second(job: Job, gpu_type: str) -> float | None:
-    """Steps per second and GPU of a type, on the fewest GPUs for which that is known; None where it is not."""
+    """Steps per second and GPU of a type, on one node if that is known, or else where the job runs; None if neither."""
+    if (near := one_node_rate(job, gpu_type)) is not None:
+        return near
     place = job.placement
-    here = place if place is not None and place.gpu_type == gpu_type else None
-    spreads = dict.fromkeys([(1,), (job.min_gpus,), (job.gpus,), *([here.spread] if here is not None else [])])
-    for spread in spreads if job.speed is not None else ():
-        rate = job.speed.steps_per_second(gpu_type, spread) if job.speed is not None else None
-        if rate:
-            return rate / sum(spread)
-    if here is not None and job.steps_per_second and here.gpus:
-        return job.steps_per_second / here.gpus
+    if place is None or place.gpu_type != gpu_type or not place.gpus:
+        return None
+    rate = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
+    return (rate or job.steps_per_second or 0.0) / place.gpus or None
+
+
+def one_node_rate(job: Job, gpu_type: str) -> float | None:
+    """Known steps per second and GPU of a type, on the fewest GPUs of one node; None where none is known."""
+    if job.speed is None:
+        return None
+    for gpus in dict.fromkeys((1, job.min_gpus, job.gpus)):
+        if rate := job.speed.steps_per_second(gpu_type, (gpus,)):
+            return rate / gpus
     return None
 
 
-def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: Callable[[Job], Slowdown]) -> AppWork:
+def app_work(
+    app: App, jobs: Sequence[Job], rates: Rates, snapshot: Snapshot, slowdown: Callable[[Job], Slowdown]
+) -> AppWork:
     """The work of some of an app's live members.
 
     Args:
         app: the app.
         jobs: the members; those that their tuner holds are missing.
         rates: how fast they are.
-        now: unix seconds.
+        snapshot: the round, whose apps count for an app that has just been submitted.
         slowdown: a job's slowdown by the distance of its GPUs.
     """
+    age = snapshot.now - app.first_submitted
     whole = {job.uid: _whole_training(job, rates, slowdown(job)) for job in jobs}
     done = {job.uid: (job.progress_steps or 0.0) for job in jobs}
     phases = _phases(app, jobs, whole, done)
@@ -93,9 +102,9 @@ def app_work(app: App, jobs: Sequence[Job], rates: Rates, now: float, slowdown: 
     trained = math.fsum(_trained(job, rates) for job in jobs)
     return AppWork(
         phases=phases,
-        elapsed=max(now - app.first_submitted, 0.0),
+        elapsed=max(age, 0.0),
         budget=gone + trained + left,
-        apps=app.mean_live_apps(now),
+        apps=app.mean_live_apps(snapshot.now) if age > 0.0 else float(max(len(snapshot.apps), 1)),
         most_gpus=max((sum(job.most_gpus for job in phase) for phase in phases), default=0),
     )
 
@@ -123,32 +132,35 @@ def _whole_training(job: Job, rates: Rates, slowdown: Slowdown) -> AppJob:
 
 
 def _phases(app: App, jobs: Sequence[Job], whole: Mapping[str, AppJob], done: Mapping[str, float]) -> tuple[Phase, ...]:
-    """The phases left: those of the tuner's brackets, side by side; jobs outside of them train to their end."""
+    """The phases left: those of the tuner's brackets, side by side; jobs outside of them train to their end.
+
+    A tuner that works without phases may say how many steps a training has: the end of its most optimistic curve.
+    """
     inside = {uid for bracket in app.brackets for uid in bracket.trials}
     rows = [_bracket_phases(bracket, whole, done) for bracket in app.brackets]
-    first = tuple(whole[job.uid] for job in jobs if job.uid not in inside)
+    outside = [job for job in jobs if job.uid not in inside]
+    ends = [(steps - done[job.uid],) if (steps := _curve_steps(app, job)) > done[job.uid] else () for job in outside]
+    first = curve_phase([whole[job.uid] for job in outside], ends)
     merged = [tuple(job for phase in row for job in phase) for row in zip_longest((first,), *rows, fillvalue=())]
     return tuple(phase for phase in merged if phase)
 
 
-def _bracket_phases(bracket: Bracket, whole: Mapping[str, AppJob], done: Mapping[str, float]) -> list[Phase]:
-    """The present phase of a bracket, and the later ones, in which the median job stands for survivors (Eq. 2)."""
+def _curve_steps(app: App, job: Job) -> float:
+    """The steps at which the tuner says that a trial's curve ends; 0 where it does not say."""
+    return 0.0 if app.tuner is None or job.tuner is None else app.tuner.options.get("steps", 0.0)
+
+
+def _bracket_phases(bracket: Bracket, whole: Mapping[str, AppJob], done: Mapping[str, float]) -> tuple[Phase, ...]:
+    """The present phase of a bracket, and the later ones (Eq. 2)."""
     present, *later = bracket.phases[bracket.phase :]
     live = [uid for uid in bracket.trials if uid in whole]
     if not live:
-        return []
-    jobs = tuple(
+        return ()
+    jobs = [
         whole[uid]._replace(iterations_left=max(present.steps - done[uid], LEAST_LEFT * done[uid], 1.0)) for uid in live
-    )
-    median = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
-    found: list[Phase] = [jobs]
-    for before, phase in pairwise((present, *later)):
-        most = max(phase.max_gpus, median.least_gpus)
-        survivor = median._replace(iterations_left=phase.steps - before.steps, most_gpus=most)
-        found.append((survivor,) * phase.trials)
-    return found
-
-
-def one_node_only(slowdown: ClampedSlowdown) -> ClampedSlowdown:
-    """The slowdown of a job that runs on one node alone."""
-    return ClampedSlowdown((*slowdown.factors[: Level.RACK], math.inf, math.inf))
+    ]
+    after = [
+        LaterPhase(phase.steps - before.steps, phase.trials, phase.max_gpus)
+        for before, phase in pairwise((present, *later))
+    ]
+    return halving_phases(jobs, after)

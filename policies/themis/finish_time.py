@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.themis.offer import Level
+from metasched.core.distance import Level
 
 Ints = NDArray[np.int64]
 
@@ -26,8 +26,8 @@ Slowdown = Callable[[Level], float]
 """By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S);
 infinite where it cannot run."""
 
-RATE_TABLES = 4096
-"""Tables of rates that are remembered."""
+REMEMBERED_RATES = 4096
+"""Rows of rates that are remembered."""
 
 _ASSUMED_SLOWDOWNS = {Level.SLOT: 1.0, Level.NODE: 1.0, Level.RACK: 1.1, Level.CLUSTER: 1.3}
 
@@ -64,18 +64,33 @@ Phase = tuple[AppJob, ...]
 """The jobs of one phase."""
 
 
-def halving_phases(jobs: Sequence[AppJob], later_iterations: Iterable[float]) -> tuple[Phase, ...]:
+class LaterPhase(NamedTuple):
+    """A phase that has not begun.
+
+    Attributes:
+        iterations: iterations of each of its jobs.
+        jobs: their number; None for half as many as in the phase before.
+        most_gpus: the GPUs that one of them can use at most; None for as many as before.
+    """
+
+    iterations: float
+    jobs: int | None = None
+    most_gpus: int | None = None
+
+
+def halving_phases(jobs: Sequence[AppJob], later: Iterable[LaterPhase]) -> tuple[Phase, ...]:
     """The phases of successive halving: which jobs survive is not known, so the median job stands for each (4.3.2).
 
     Args:
         jobs: the jobs of the present phase, with their iterations until its end.
-        later_iterations: for each later phase, the iterations of each of its jobs.
+        later: the later phases.
     """
     phases: list[Phase] = [tuple(jobs)]
-    median = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
-    for iterations in later_iterations:
-        survivor = median._replace(iterations_left=iterations)
-        phases.append((survivor,) * max(len(phases[-1]) // 2, 1))
+    survivor = sorted(jobs, key=lambda job: job.seconds_per_iteration)[len(jobs) // 2]
+    for phase in later:
+        most = survivor.most_gpus if phase.most_gpus is None else max(phase.most_gpus, survivor.least_gpus)
+        survivor = survivor._replace(iterations_left=phase.iterations, most_gpus=most)
+        phases.append((survivor,) * (max(len(phases[-1]) // 2, 1) if phase.jobs is None else phase.jobs))
     return tuple(phases)
 
 
@@ -123,12 +138,13 @@ def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
     least = np.array([job.least_gpus for job in jobs])
     if least.sum() > gpus:
         return _serial_seconds(jobs, places)
-    local = tuple(places.level(count) for count in range(1, places.parts[0] + 1))
     most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
-    kinds = tuple((job.least_gpus, int(limit), job.slowdown) for job, limit in zip(jobs, most, strict=True))
-    rates = _rate_table(kinds, gpus, local, places.across)
+    widest = min(int(most.max()), gpus)
+    local = tuple(places.level(count) for count in range(1, min(places.parts[0], widest) + 1))
+    kinds = [(job.least_gpus, min(int(limit), gpus), job.slowdown) for job, limit in zip(jobs, most, strict=True)]
+    rows = {kind: _rates(*kind, local, places.across) for kind in {*kinds}}
     counts = even_counts(works, least, most, gpus)
-    return _placed_seconds(jobs, works, counts.tolist(), rates, places)
+    return _placed_seconds(jobs, works.tolist(), counts.tolist(), [rows[kind] for kind in kinds], places)
 
 
 def even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
@@ -136,35 +152,33 @@ def even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) 
     low, high = 1, int(min(most.max(), gpus))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.clip(middle, least, most).sum() <= gpus else (low, middle - 1)
-    counts = np.clip(low, least, most)
+        low, high = (middle, high) if np.minimum(np.maximum(middle, least), most).sum() <= gpus else (low, middle - 1)
+    counts = np.minimum(np.maximum(low, least), most)
     longer = [job for job in np.argsort(-works, kind="stable") if counts[job] == low < most[job]]
     counts[longer[: gpus - int(counts.sum())]] += 1
     return np.asarray(counts)
 
 
-@lru_cache(maxsize=RATE_TABLES)
-def _rate_table(
-    kinds: tuple[tuple[int, int, Slowdown], ...], gpus: int, local: tuple[Level, ...], across: Level
-) -> NDArray[np.float64]:
-    """For each job and number of GPUs (from 1), the best rate with so many GPUs or fewer, over that on one; 0 for none.
+@lru_cache(maxsize=REMEMBERED_RATES)
+def _rates(least: int, most: int, slowdown: Slowdown, local: tuple[Level, ...], across: Level) -> tuple[float, ...]:
+    """By the number of GPUs (from 1), a job's best rate with so many or fewer, over that on one; 0 for none.
 
     Args:
-        kinds: for each job, its least and most GPUs, and its slowdown.
-        gpus: all GPUs.
+        least: the fewest GPUs on which the job runs.
+        most: the most that it can use.
+        slowdown: the job's slowdown.
         local: the distance of the GPUs of a gang on one part, by their number.
         across: the distance of the GPUs of a larger gang.
     """
-    width = max(min(max(most for _, most, _ in kinds), gpus), 1)
-    table = np.zeros((len(kinds), width))
-    for row, (least, most, slowdown) in enumerate(kinds):
-        for count in range(least, min(most, gpus) + 1):
-            table[row, count - 1] = count / slowdown(local[count - 1] if count <= len(local) else across)
-    return np.maximum.accumulate(table, axis=1)
+    found = [0.0] * most
+    for count in range(least, most + 1):
+        rate = count / slowdown(local[count - 1] if count <= len(local) else across)
+        found[count - 1] = max(rate, found[count - 2] if count > 1 else 0.0)
+    return tuple(found)
 
 
 def _placed_seconds(
-    jobs: Phase, works: NDArray[np.float64], counts: list[int], rates: NDArray[np.float64], places: GangPlaces
+    jobs: Phase, works: list[float], counts: list[int], rates: list[tuple[float, ...]], places: GangPlaces
 ) -> float:
     """The seconds of the longest job, once the gangs are placed: the largest first, each on the smallest part."""
     free, longest = list(places.parts), 0.0
@@ -177,7 +191,7 @@ def _placed_seconds(
         if fitting:
             free.remove(best := min(fitting))
             free.append(best - count)
-            rate = rates[index, count - 1]
+            rate = rates[index][count - 1]
         else:
             needed = count
             while needed:
@@ -185,7 +199,7 @@ def _placed_seconds(
                 free.append(best - min(best, needed))
                 needed -= min(best, needed)
             rate = count / jobs[index].slowdown(places.across)
-        longest = max(longest, float(works[index] / rate) if rate > 0.0 else math.inf)
+        longest = max(longest, works[index] / rate if rate > 0.0 else math.inf)
     return longest / places.speed
 
 

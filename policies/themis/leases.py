@@ -15,8 +15,6 @@ import msgspec
 
 from metasched.core.reasons import Reason, from_json, to_json
 
-VERSION = 1
-
 
 @dataclass(frozen=True)
 class Lease:

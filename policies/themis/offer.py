@@ -13,22 +13,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from metasched.core.distance import Level
+
 AMOUNTS_BETWEEN_DOUBLINGS = 4
 """Amounts of GPUs between a power of two and the next one."""
-
-
-class Level(IntEnum):
-    """How far the GPUs of a gang are from each other."""
-
-    SLOT = 0
-    NODE = 1
-    RACK = 2
-    CLUSTER = 3
 
 
 class OfferedNode(NamedTuple):

@@ -11,8 +11,10 @@ A round, step by step:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -21,14 +23,21 @@ from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from policies.themis.auction import Payment
 from policies.themis.choice_program import MOST_PARTIAL_CHOICES
-from policies.themis.lease_round import LeaseRound, Outcome, Terms
-from policies.themis.leases import VERSION, Lease, Leases
+from policies.themis.job_slowdown import MeasuredSlowdowns
+from policies.themis.lease_auction import LeaseAuction, Outcome
+from policies.themis.lease_round import LeaseRound, Terms
+from policies.themis.leases import Lease, Leases
+from policies.themis.member_placement import ClusterSpace
 
-LEASES, ADMITTED, PENDING = "leases", "admitted", "pending"
-"""Keys of the state: the leases; uids of the admitted apps; whether an auction is to be held in the background."""
+VERSION = 1
+"""The version of the state's layout."""
+LEASES, SLOWDOWNS, ADMITTED, PENDING = "leases", "slowdowns", "admitted", "pending"
+"""Keys of the state: leases; measured slowdowns; uids of admitted apps; whether an auction is to be held."""
 
 MOST_AUCTIONS = 3
 """Auctions in one round, at most: what a winner cannot use is offered again."""
+SHOWN_LEASES = 2
+"""Leases of one app that a reason tells, the latest ends first."""
 
 NO_GPUS = Reason(Code.CPU_ONLY)
 AUCTION_PENDING = Reason(Code.AUCTION_PENDING)
@@ -44,6 +53,7 @@ class ThemisParameters(PolicyParameters):
         most_demand: new apps wait while the admitted ones ask for more GPUs than this times the cluster's; None to
             admit all.
         restart_seconds: assumed seconds of a restart of a job of which none was measured.
+        slot_gpus: GPUs of one slot of a node, in simulations that have slots.
         background: whether the daemon holds long auctions in the background, rather than in the round.
         rows_in_round: auctions with more rows of bids count as long.
         most_partial_choices: the budget of the exact programs.
@@ -55,6 +65,7 @@ class ThemisParameters(PolicyParameters):
     payment: Literal["lease_time", "gpus"] = "lease_time"
     most_demand: float | None = Field(default=None, gt=0)
     restart_seconds: float = Field(default=30.0, ge=0)
+    slot_gpus: int = Field(default=1, ge=1)
     background: bool = True
     rows_in_round: int = Field(default=4000, ge=0)
     most_partial_choices: int = Field(default=MOST_PARTIAL_CHOICES, ge=1)
@@ -93,71 +104,61 @@ class Themis(Policy):
             lease_seconds=given.lease_seconds,
             payment=Payment(given.payment),
             restart_seconds=given.restart_seconds,
+            slot_gpus=given.slot_gpus,
             most_partial=given.most_partial_choices,
             seed=given.seed,
         )
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Hold the auctions that are due, and place all members on what their apps have."""
-        stored = Leases.from_json(state.data[LEASES]) if LEASES in state.data else Leases()
-        admitted, waiting, crowd = self._admission(snapshot, state)
-        found = self._round(snapshot, self._live(snapshot, stored), waiting)
-        given = Outcome.from_json(snapshot.precomputed) if snapshot.precomputed else Outcome()
-        found, placed, told, pending = self._settle(found, given, stored)
-        decision = _decision(found, placed, told, crowd, pending=pending)
-        data = {LEASES: found.leases.to_json(), ADMITTED: admitted, PENDING: pending}
-        return decision, PolicyState(VERSION, data)
+        before = _Memory.of(state)
+        admitted, waiting, crowd = self._admission(snapshot, before.admitted)
+        slowdowns = before.slowdowns.after(_running(snapshot), snapshot.node, self.parameters.slot_gpus)
+        found = LeaseRound(snapshot, self.terms, slowdowns, waiting)
+        settled = self._settle(found, before.leases)
+        decision = _decision(found, settled, crowd)
+        after = _Memory(settled.leases, slowdowns, tuple(admitted), pending=settled.pending)
+        return decision, after.state()
 
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
         """Hold the auction that the latest round put off; None where it put none off."""
-        if not state.data.get(PENDING):
+        before = _Memory.of(state)
+        if not before.pending:
             return None
-        _, waiting, _ = self._admission(snapshot, state)
-        found = self._round(snapshot, self._live(snapshot, Leases.from_json(state.data[LEASES])), waiting)
-        placed, space = found.place(found.leases)
-        return found.auction(placed, space).hold().to_json()
+        _, waiting, _ = self._admission(snapshot, before.admitted)
+        found = LeaseRound(snapshot, self.terms, before.slowdowns, waiting)
+        return LeaseAuction.of(found, *found.place(_live(found, before.leases))).hold().to_json()
 
-    def _live(self, snapshot: Snapshot, leases: Leases) -> Leases:
-        nodes = {node.name: node.gpus for node in snapshot.nodes if node.accepts}
-        return leases.live(snapshot.now, (app.uid for app in snapshot.apps), nodes)
-
-    def _round(self, snapshot: Snapshot, leases: Leases, waiting: frozenset[str]) -> LeaseRound:
-        return LeaseRound(snapshot, self.terms, leases, waiting)
-
-    def _settle(
-        self, found: LeaseRound, given: Outcome, stored: Leases
-    ) -> tuple[LeaseRound, dict[str, Placement], Mapping[str, Reason], bool]:
-        """Auctions until nothing is left that a winner could use.
-
-        Returns:
-            the round with all leases; the placements; why apps without GPUs have none; whether an auction is pending.
-        """
-        told = dict(given.told)
-        placed, space = found.place(found.leases)
-        found = self._round(found.snapshot, found.used(found.leases, placed), found.waiting)
+    def _settle(self, found: LeaseRound, stored: Leases) -> _Settled:
+        """Auctions until nothing is left that a winner could use, after what an earlier auction gave."""
+        snapshot = found.snapshot
+        given = Outcome.from_json(snapshot.precomputed) if snapshot.precomputed else Outcome()
+        leases, told = _live(found, stored), dict(given.told)
+        placed, space = found.place(leases)
         if given.leases:
-            free = space.gpus()
-            found, placed, space = _with_leases(found, [one for one in given.leases if _is_free(one, free, found)])
+            leases = found.used(leases, placed).plus(_possible(given.leases, space, found))
+            placed, space = found.place(leases)
         for number in range(MOST_AUCTIONS):
-            auction = found.auction(placed, space)
-            if not auction.agents:
-                break
-            late = found.snapshot.precomputed is not None and auction.rows > self.parameters.rows_in_round
-            if late and number == 0:
-                found = self._round(found.snapshot, _extended(found, stored), found.waiting)
-                placed, _ = found.place(found.leases)
-                return found, placed, told, True
+            auction = LeaseAuction.of(found, placed, space)
+            if number == 0 and self._is_long(auction, snapshot):
+                leases = leases.plus(_ended(found, stored, leases))
+                return _Settled(leases, found.place(leases)[0], told, pending=True)
             outcome = auction.hold()
-            told |= {app: reason for app, reason in outcome.told.items() if app not in told or not number}
-            if not outcome.leases:
-                break
+            told |= {app: reason for app, reason in outcome.told.items() if number == 0 or app not in told}
             before = sum(place.gpus for place in placed.values())
-            found, placed, space = _with_leases(found, outcome.leases)
+            leases = found.used(leases, placed).plus(outcome.leases)
+            placed, space = found.place(leases)
             if sum(place.gpus for place in placed.values()) <= before:
                 break
-        return found, placed, told, False
+        return _Settled(found.used(leases, placed), placed, told, pending=False)
 
-    def _admission(self, snapshot: Snapshot, state: PolicyState) -> tuple[list[str], frozenset[str], dict[str, Reason]]:
+    def _is_long(self, auction: LeaseAuction, snapshot: Snapshot) -> bool:
+        """Whether the auction is to be held in the background."""
+        return snapshot.precomputed is not None and auction.rows > self.parameters.rows_in_round
+
+    def _admission(
+        self, snapshot: Snapshot, before: Collection[str]
+    ) -> tuple[list[str], frozenset[str], dict[str, Reason]]:
         """Which apps are admitted, the earliest first; which wait, and why (section 3.2, footnote).
 
         An app that has begun is admitted. Another one is, while those before it ask for less than the threshold.
@@ -166,12 +167,7 @@ class Themis(Policy):
         if most is None:
             return [], frozenset(), {}
         gpus = sum(snapshot.capacity.values())
-        before = set(state.data.get(ADMITTED, ()))
-        jobs: dict[str, list[Job]] = {}
-        app_of = {uid: app.uid for app in snapshot.apps for uid in app.members}
-        for job in snapshot.jobs:
-            if job.gpus and job.uid in app_of:
-                jobs.setdefault(app_of[job.uid], []).append(job)
+        jobs = _running(snapshot)
         asked, admitted, told = 0, list[str](), dict[str, Reason]()
         begun = {uid for uid, members in jobs.items() if uid in before or any(job.run or job.active for job in members)}
         for app in sorted(snapshot.apps, key=lambda one: (one.uid not in begun, one.first_submitted, one.uid)):
@@ -185,50 +181,99 @@ class Themis(Policy):
         return admitted, frozenset(told), told
 
 
-def _with_leases(
-    found: LeaseRound, more: list[Lease] | tuple[Lease, ...]
-) -> tuple[LeaseRound, dict[str, Placement], Any]:
-    """The round with more leases, without what their apps cannot use; the placements, and what is free."""
-    leases = found.leases.plus(more)
-    placed, space = found.place(leases)
-    return LeaseRound(found.snapshot, found.terms, found.used(leases, placed), found.waiting), placed, space
+class _Settled(NamedTuple):
+    """What a round has come to.
+
+    Attributes:
+        leases: the leases that hold.
+        placed: the placements of members, by uid.
+        told: why apps that got nothing in an auction got nothing, by uid.
+        pending: whether an auction is to be held in the background.
+    """
+
+    leases: Leases
+    placed: Mapping[str, Placement]
+    told: Mapping[str, Reason]
+    pending: bool
 
 
-def _is_free(lease: Lease, free: dict[str, int], found: LeaseRound) -> bool:
-    """Whether a lease of an earlier auction is still possible; its GPUs are then no longer free."""
-    live = lease.app in found.members and lease.ends > found.snapshot.now
-    if not live or any(free.get(node, 0) < gpus for node, gpus in lease.gpus.items()):
-        return False
-    for node, gpus in lease.gpus.items():
-        free[node] -= gpus
-    return True
+@dataclass(frozen=True)
+class _Memory:
+    """What a round remembers for the next one."""
+
+    leases: Leases = field(default_factory=Leases)
+    slowdowns: MeasuredSlowdowns = field(default_factory=MeasuredSlowdowns)
+    admitted: tuple[str, ...] = ()
+    pending: bool = False
+
+    @classmethod
+    def of(cls, state: PolicyState) -> _Memory:
+        """What a state says; nothing, if it is of another version."""
+        if state.version != VERSION or not state.data:
+            return cls()
+        data = state.data
+        leases, slowdowns = Leases.from_json(data[LEASES]), MeasuredSlowdowns.from_json(data[SLOWDOWNS])
+        return cls(leases, slowdowns, tuple(data[ADMITTED]), data[PENDING])
+
+    def state(self) -> PolicyState:
+        """The state, whose data is JSON-compatible."""
+        data = {LEASES: self.leases.to_json(), SLOWDOWNS: self.slowdowns.to_json(), ADMITTED: list(self.admitted)}
+        return PolicyState(VERSION, data | {PENDING: self.pending})
 
 
-def _extended(found: LeaseRound, stored: Leases) -> Leases:
-    """The leases that hold, and those that have ended while their auction is pending, as far as that is possible."""
-    ended = [lease for lease in stored.leases if lease.ends <= found.snapshot.now]
-    nodes = {node.name: node.gpus for node in found.snapshot.nodes if node.accepts}
-    for app, gpus in found.leases.gpus.items():
-        del app
+def _running(snapshot: Snapshot) -> dict[str, list[Job]]:
+    """The live members of each app, by its uid."""
+    apps = {uid: app.uid for app in snapshot.apps for uid in app.members}
+    found: dict[str, list[Job]] = {}
+    for job in snapshot.jobs:
+        if job.gpus and job.uid in apps:
+            found.setdefault(apps[job.uid], []).append(job)
+    return found
+
+
+def _node_gpus(found: LeaseRound) -> dict[str, int]:
+    return {node.name: node.gpus for node in found.snapshot.nodes if node.accepts}
+
+
+def _live(found: LeaseRound, stored: Leases) -> Leases:
+    """The leases that have not ended, of apps that have members, on GPUs that there are."""
+    return stored.live(found.snapshot.now, found.members, _node_gpus(found))
+
+
+def _possible(given: Iterable[Lease], space: ClusterSpace, found: LeaseRound) -> list[Lease]:
+    """The leases of an earlier auction that are still possible."""
+    free, possible = space.gpus(), []
+    for lease in given:
+        live = lease.app in found.members and lease.ends > found.snapshot.now
+        if live and all(free.get(node, 0) >= gpus for node, gpus in lease.gpus.items()):
+            possible.append(lease)
+            for node, gpus in lease.gpus.items():
+                free[node] -= gpus
+    return possible
+
+
+def _ended(found: LeaseRound, stored: Leases, leases: Leases) -> tuple[Lease, ...]:
+    """The leases that have ended, as far as other leases leave their GPUs: they last until the next auction."""
+    free = _node_gpus(found)
+    for gpus in leases.gpus.values():
         for node, count in gpus.items():
-            nodes[node] = nodes.get(node, 0) - count
-    live = Leases(tuple(ended)).live(float("-inf"), found.members, nodes)
-    return found.leases.plus(live.leases)
+            free[node] = free.get(node, 0) - count
+    ended = Leases(tuple(lease for lease in stored.leases if lease.ends <= found.snapshot.now))
+    return ended.live(-math.inf, found.members, free).leases
 
 
-def _decision(
-    found: LeaseRound,
-    placed: Mapping[str, Placement],
-    told: Mapping[str, Reason],
-    crowd: Mapping[str, Reason],
-    *,
-    pending: bool,
-) -> Decision:
-    """Grants of what is placed; other jobs wait, or run where grants leave GPUs that no auction could give away."""
+def _decision(found: LeaseRound, settled: _Settled, crowd: Mapping[str, Reason]) -> Decision:
+    """Grants of what is placed; other jobs wait, or run where grants leave GPUs that no auction could give away.
+
+    Args:
+        found: the round.
+        settled: its leases and placements.
+        crowd: why apps that are not admitted wait, by uid.
+    """
     grants, fallback, waits = list[Grant](), list[Grant](), dict[str, Reason]()
-    reasons = {
-        app: reasons[0].and_also(*reasons[1:]) for app in found.leases.gpus if (reasons := found.leases.reasons(app))
-    }
+    by_app = {app: settled.leases.reasons(app)[:SHOWN_LEASES] for app in settled.leases.gpus}
+    served = {job.uid for jobs in found.members.values() for job in jobs}
+    reasons = {app: latest.and_also(*others) for app, (latest, *others) in by_app.items()}
     for job in found.snapshot.jobs:
         app = found.app_of.get(job.uid)
         uid = job.uid if app is None else app.uid
@@ -236,18 +281,18 @@ def _decision(
             fallback.append(Grant(job.uid, 0, NO_GPUS))
         elif (held := found.fixed.get(job.uid)) is not None:
             grants.insert(0, _grant(job, held, Reason(Code.RUNS_TO_END)))
-        elif (place := placed.get(job.uid)) is not None:
+        elif (place := settled.placed.get(job.uid)) is not None:
             grants.append(_grant(job, place, reasons[uid]))
         elif uid in crowd:
             waits[job.uid] = crowd[uid]
-        elif job not in found.members.get(uid, ()):
+        elif job.uid not in served:
             waits[job.uid] = Reason.of(
                 Code.EXCEEDS_NODES, gpus=job.min_gpus, gpu_types=job.gpu_types, nodes=None, cpus=None
             )
-        elif pending:
+        elif settled.pending:
             waits[job.uid] = AUCTION_PENDING
         else:
-            why = told.get(uid) or Reason.of(Code.APP_DIVIDES, app=job.uid if app is None else app.name)
+            why = settled.told.get(uid) or Reason.of(Code.APP_DIVIDES, app=job.uid if app is None else app.name)
             fallback.append(Grant(job.uid, job.min_gpus, why, at_least=job.min_gpus))
     return Decision(tuple(grants), tuple(fallback), waits)
 

@@ -3,19 +3,21 @@ import random
 
 import pytest
 
+from metasched.core.distance import Level
 from policies.themis.agent import Agent
 from policies.themis.finish_time import (
     AppJob,
     AppWork,
     ClampedSlowdown,
     GangPlaces,
+    LaterPhase,
     MeasuredRange,
     clamped_slowdown,
     curve_phase,
     halving_phases,
     phase_seconds,
 )
-from policies.themis.offer import NOTHING, Level
+from policies.themis.offer import NOTHING
 from tests.unit.policies.themis.auctions import bundle, offer_of
 
 LINEAR = ClampedSlowdown((1.0, 1.0, 1.0, 1.0))
@@ -30,7 +32,7 @@ def places(*parts, node=4):
 def example(*seconds, later=(16, 36), iterations=8):
     """The app of section 4.3.3: four jobs, budgets of some 8, 16 and 36 iterations, on 16 GPUs shared by four apps."""
     jobs = [AppJob(iterations, each, most_gpus=8, slowdown=LINEAR) for each in seconds]
-    return AppWork(halving_phases(jobs, later), elapsed=0.0, budget=10_000, apps=4, most_gpus=32)
+    return AppWork(halving_phases(jobs, map(LaterPhase, later)), elapsed=0.0, budget=10_000, apps=4, most_gpus=32)
 
 
 def test_the_papers_app_of_four_jobs():

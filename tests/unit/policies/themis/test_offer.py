@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from policies.themis.offer import NOTHING, Bundle, Level, Offer, OfferedNode, amounts
+from metasched.core.distance import Level
+from policies.themis.offer import NOTHING, Bundle, Offer, OfferedNode, amounts
 from tests.unit.policies.themis.auctions import bundle, fits, offer_of, random_offer
 
 
