@@ -17,6 +17,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from metasched.core.apps import LossPoint, TunerSettings
 from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Hold, Job, Node, Preempt, Quota, Status
 from metasched.core.policy import PolicyState, installed_policies
@@ -155,7 +156,15 @@ ITERATIONS = st.dictionaries(  # a fit's first parameter is above 0
     st.tuples(st.sampled_from((1e-9, 0.01, 1e8)), *[SECONDS] * 5, st.sampled_from((1.0, 2.5, 10.0))),
     max_size=2,
 )
+LOSSES = (
+    (),
+    tuple(LossPoint(4.0**power, 2.0**-power) for power in range(8)),
+    tuple(LossPoint(float(steps), 1.0) for steps in range(3)),
+    (LossPoint(0.0, -1e300), LossPoint(1e-9, 1e300), LossPoint(5.0, 0.0), LossPoint(1e15, -3.0)),
+    (LossPoint(1.0, float("nan")), LossPoint(2.0, float("inf")), LossPoint(3.0, float("-inf")), LossPoint(4.0, 1.0)),
+)
 KNOWLEDGE = {
+    "losses": st.sampled_from(LOSSES),
     "speed": SPEEDS,
     "batching": BATCHES,
     "noise": NOISE,
@@ -170,6 +179,8 @@ KNOWLEDGE = {
     "progress_steps": st.sampled_from((None, 0, 1, 999, 10**12)),
 }
 REQUEST = {
+    "app": st.sampled_from((None, None, "array:1", "app:ann/x")),
+    "tuner": st.sampled_from((None, TunerSettings("halving", {"steps": 1000.0}), TunerSettings("curve"))),
     "weight": st.one_of(st.just(1.0), st.sampled_from((0.5, 1e-3, 1e-6, 1e-9)), st.floats(1e-9, 1.0)),
     "account": st.sampled_from((None, "x", "y", "z")),
     "fair_share": st.sampled_from((None, 1.0, 0.25, 1e-9)),
