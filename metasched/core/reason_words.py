@@ -239,6 +239,11 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.REMAINING_UNKNOWN: "after all whose remaining time is known",
     Code.GOODPUT_SPEEDUP: _goodput_speedup,
     Code.GOODPUT_GAINS_LESS: "other jobs gain more by the GPUs",
+    Code.LEAST_SERVED_APP: "the app with the least GPU time first",
+    Code.PLACEMENT_PREFERENCE: "apps first that several nodes slow down most",
+    Code.MOST_APP_SPEED: "GPUs go to the app whose speed grows most by them",
+    Code.MOST_LOSS_REDUCED: "GPUs go where the loss falls most",
+    Code.LOSS_UNKNOWN: "too few losses are reported to predict the next ones",
     Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
     Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
     "for",

@@ -7,9 +7,11 @@ A job's progress is piecewise linear. ``done_steps`` holds at ``updated_at``, an
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from metasched.core.apps import LossPoint
 from metasched.core.model import Job, Placement, Status
 from metasched.simulator.agent import Agent
 from metasched.simulator.records import JobOutcome, LocatedSpeed, RunInterval, Submission
@@ -51,6 +53,7 @@ class LiveJob:
         total_steps: steps in all.
         demand_at_arrival: the integral over time of the GPUs asked for by all live jobs, at this job's arrival.
         done_steps: steps done at ``updated_at``.
+        phase_end: steps at which the trial's phase ends, if that is an event; infinite otherwise.
         updated_at: the instant of ``done_steps``; the run's first step while the run still starts.
         saved_steps: steps in the newest checkpoint.
         saved_at: when the newest checkpoint was taken, or the run's first step was done.
@@ -79,6 +82,7 @@ class LiveJob:
     job: Job = field(init=False)
     total_steps: float = field(init=False)
     done_steps: float = field(init=False)
+    phase_end: float = math.inf
     updated_at: float = 0.0
     saved_steps: float = field(init=False)
     saved_at: float = 0.0
@@ -113,6 +117,7 @@ class LiveJob:
             co_runner=None,
             total_steps=self.total_steps * self.submission.declared_ratio if self.submission.declared else None,
             progress_steps=self.declared_steps,
+            losses=self.losses_at(self.done_steps),
         )
         self.update_speed()
 
@@ -133,6 +138,13 @@ class LiveJob:
         rate, until = self.pace
         done = self.done_steps + (instant - self.updated_at) * rate
         return done if done <= until and done <= self.total_steps else min(until, self.total_steps)
+
+    def losses_at(self, done: float) -> tuple[LossPoint, ...]:
+        """The losses that the training has reported after ``done`` steps; earlier ones without a learning curve."""
+        losses = self.submission.losses
+        if not losses:
+            return self.submission.job.losses
+        return losses[: bisect_right(losses, done, key=lambda point: point.progress_steps)]
 
     def advance(self, now: float, checkpoint_every: float | None) -> None:
         """Set ``done_steps`` and the newest checkpoint to ``now``; only running jobs change."""
@@ -164,10 +176,12 @@ class LiveJob:
         """Set attained service, running time and progress of ``job`` to ``now``, for a job that holds GPUs."""
         before, gpu_type = self.earlier_attained, self.gpu_type
         held = now - self.began
+        done = self.steps_at(now)
         self.job = self.job.evolve(
             attained={**before, gpu_type: before.get(gpu_type, 0.0) + self.units * held},
             ran_seconds=self.earlier_ran + held,
-            progress_steps=self.steps_at(now) if self.submission.declared else None,
+            progress_steps=done if self.submission.declared else None,
+            losses=self.losses_at(done),
         )
 
     def update_speed(self) -> None:
@@ -230,4 +244,5 @@ class LiveJob:
             overhead_seconds=self.overhead_seconds,
             contention=contention,
             ended=ended,
+            steps=self.steps_at(now),
         )

@@ -10,7 +10,8 @@ on as few nodes as possible (in one rack, if that takes no more nodes), of the t
 
 - ``themis`` (NSDI 2020, section 4.3): rho of apps. An app is a hyper-parameter search, here the tasks ``<base>_<task>``
   of one base; its time is from its first submission to its last completion. The fair time is its work on its GPUs (at
-  most the cluster's) at linear speed, times the mean number of live apps in its life.
+  most the cluster's) at linear speed, times the mean number of live apps in its life. Of a trial that was ended the
+  work counts that it did.
 - ``gavel`` (OSDI 2020, section 4.2): the fair time is the job's duration with 1/n of every type's GPUs, n being the
   mean number of live jobs in its life; a job of k GPUs runs for a k-th of the time, and never more than all of it.
 - ``shockwave`` (NSDI 2023, section 2, and its artifact's "static contention"): the fair time is ``isolated`` times all
@@ -284,7 +285,8 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
         fair["ares"][uid] = max(sharing[uid] - job.submitted, time)
     jct = {job.uid: job.jct or 0.0 for job in done}
     rho = {name: {uid: jct[uid] / time for uid, time in found.items() if time > 0} for name, found in fair.items()}
-    rho["themis"] = _themis(outcome, gpus, best, measured, capacity)
+    totals = {one.job.uid: one.training.total for one in submissions}
+    rho["themis"] = _themis(outcome, gpus, best, measured, totals)
     return {name: Fairness(rho[name], threshold) for name, threshold in UNFAIR.items()}
 
 
@@ -403,9 +405,22 @@ def _isolated_share(times: Mapping[str, float], gpus: int, count: Mapping[str, i
 
 
 def _themis(
-    outcome: Outcome, gpus: Mapping[str, int], isolated: Mapping[str, float], measured: set[str], capacity: int
+    outcome: Outcome,
+    gpus: Mapping[str, int],
+    isolated: Mapping[str, float],
+    measured: set[str],
+    totals: Mapping[str, float],
 ) -> dict[str, float]:
-    """Themis's rho of each app whose jobs are all measured and complete."""
+    """Themis's rho of each app whose jobs are all measured, and complete or ended.
+
+    Args:
+        outcome: the simulation.
+        gpus: by uid, the GPUs that a job asks for.
+        isolated: by uid, the duration of the whole training on these.
+        measured: uids of the jobs of the window.
+        totals: by uid, the steps of the whole training; of a trial that was ended, those count that it did.
+    """
+    capacity = sum(node.gpus for node in outcome.nodes)
     apps: dict[str, list[JobOutcome]] = {}
     for job in outcome.jobs:
         apps.setdefault(app_of(job.uid), []).append(job)
@@ -420,7 +435,8 @@ def _themis(
         began, ended = span[app]
         if ended == math.inf or not all(job.uid in known for job in jobs):
             continue
-        work = sum(isolated[job.uid] * gpus[job.uid] for job in jobs)
+        done = [1.0 if job.ended is None else job.steps / totals[job.uid] for job in jobs]
+        work = sum(isolated[job.uid] * gpus[job.uid] * part for job, part in zip(jobs, done, strict=True))
         cluster = work / min(capacity, sum(gpus[job.uid] for job in jobs))
         if cluster > 0:
             found[app] = (ended - began) / (cluster * max(live.mean(began, ended), 1.0))

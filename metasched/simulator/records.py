@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from metasched.core.apps import AppsState, TrialOrder
+from metasched.core.apps import AppsState, LossPoint, TrialOrder
 from metasched.core.distance import Level, distance
 from metasched.core.model import Job, Node, Placement, Quota, Speed
 from metasched.core.policy import PolicyState
@@ -49,6 +49,8 @@ class Submission:
         checkpoint_seconds: how long a stopped job still holds its GPUs; None for that of ``Settings``.
         declared: whether policies see the job's total steps and its progress.
         declared_ratio: the total steps that policies see, over the true ones; 1.0 for an exact declaration.
+        losses: the hidden learning curve: the losses that the training reports, ascending in progress. Tuners and
+            policies see those up to the job's progress.
         locality: what the distance of its GPUs costs this job; None for that of ``Settings``.
     """
 
@@ -59,6 +61,7 @@ class Submission:
     checkpoint_seconds: float | None = None
     declared: bool = True
     declared_ratio: float = 1.0
+    losses: tuple[LossPoint, ...] = ()
     locality: Locality | None = None
 
     def stop_cost(self, settings: Settings) -> float:
@@ -260,6 +263,7 @@ class JobOutcome:
         submitted: its arrival.
         first_started: when its first run began; None if it never ran.
         finished: its completion; None if it was not complete when the simulation ended.
+        steps: steps done.
         ended: when it was gone after its app's tuner had ended it for good; None where no tuner did.
         intervals: its allocations, in order.
         preemptions: stops before its completion.
@@ -280,6 +284,7 @@ class JobOutcome:
     overhead_seconds: float = 0.0
     contention: float = 0.0
     ended: float | None = None
+    steps: float = 0.0
 
     @property
     def left(self) -> float | None:

@@ -57,6 +57,7 @@ class Cluster:
     Attributes:
         now: the present instant, in seconds.
         live: jobs that have arrived and are not finished, by uid, in the order of their arrival.
+        phases_done: how many trials have reached the end of a phase so far.
     """
 
     def __init__(self, nodes: Iterable[Node], settings: Settings, *, fits_iterations: bool = False) -> None:
@@ -66,6 +67,7 @@ class Cluster:
         self.nodes = {node.name: node for node in nodes}
         self.now = -math.inf
         self.live: dict[str, LiveJob] = {}
+        self.phases_done = 0
         self._capacity = sum(node.gpus for node in self.nodes.values())
         self._free = {node.name: node.gpus for node in self.nodes.values()}
         self._down: set[str] = set()
@@ -172,17 +174,31 @@ class Cluster:
                     ended.append(self._end(live))
                 continue
             live.take_checkpoints(self.now, self.settings.checkpoint_every)
-            live.done_steps = min(live.pace.until, live.total_steps)
+            live.done_steps = min(live.pace.until, live.total_steps, live.phase_end)
             live.updated_at = self.now
             if live.done_steps >= live.total_steps:
                 ended.append(self._finish(live))
                 freed = True
             else:
+                if live.done_steps >= live.phase_end:
+                    live.phase_end = math.inf
+                    self.phases_done += 1
                 self._set_pace(live)
                 live.update_speed()
         if freed:
             self._start_pending()
         return ended
+
+    def set_phase_ends(self, steps: Mapping[str, float]) -> None:
+        """Note at how many steps each trial's phase ends, by uid: when it gets there is an event."""
+        for uid, end in steps.items():
+            live = self.live.get(uid)
+            if live is None or live.phase_end == end or live.done_steps >= end:
+                continue
+            self._advance(live)
+            live.phase_end = end if live.done_steps < end else math.inf
+            if live.job.status is Status.RUNNING:
+                self._set_pace(live)
 
     def end(self, uids: Iterable[str]) -> list[JobOutcome]:
         """End jobs for good; called before ``set_targets``. A repeat changes nothing.
@@ -345,6 +361,7 @@ class Cluster:
             suspended_by_us=False,
             steps_per_second=None,
             progress_steps=live.declared_steps,
+            losses=live.losses_at(live.done_steps),
             co_runner=None,
         )
         self._set_pace(live)
@@ -499,7 +516,7 @@ class Cluster:
         live.pace = pace = pace if factor == 1.0 else Pace(pace.steps_per_second * factor, pace.until)
         live.job = live.job.evolve(steps_per_second=pace.steps_per_second)
         if pace.steps_per_second > 0:
-            goal = min(pace.until, live.total_steps)
+            goal = min(pace.until, live.total_steps, live.phase_end)
             self._push(live.updated_at + max(goal - live.done_steps, 0.0) / pace.steps_per_second, live)
 
     def _locality_factor(self, live: LiveJob, placement: Placement) -> float:

@@ -265,15 +265,15 @@ class ShockwaveGenerator(TableGenerator, ShockwaveWorkloadParameters):
         return shockwave_jobs(self.table(base), self, seed)
 
 
-class ThemisGenerator(TableGenerator, ThemisWorkloadParameters):
-    """``format = "generate-themis"``: hyper-parameter searches with successive halving, as job arrays."""
+class ThemisGenerator(WorkloadFormat, ThemisWorkloadParameters):
+    """``format = "generate-themis"``: hyper-parameter searches as job arrays, whose tuner ends the worse trials."""
 
     format: Literal["generate-themis"]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Jobs drawn at random from the seed, as a workload."""
-        del nodes
-        return themis_apps(self.table(base), self, seed)
+        del base, nodes
+        return themis_apps(self, seed)
 
 
 class HpoGenerator(WorkloadFormat, HpoWorkloadParameters):

@@ -22,9 +22,11 @@ from pydantic import Field, field_validator
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from policies.baselines.app_groups import by_app
 from policies.baselines.gpu_allocator import allocate
 
 STATE_VERSION = 1
+LEAST_SERVED = Reason(Code.LEAST_SERVED_APP)
 
 
 class LasParameters(PolicyParameters):
@@ -37,12 +39,14 @@ class LasParameters(PolicyParameters):
         order: order within a queue: running jobs first, and then by first start; or by entry into the queue, where a
             waiting job may preempt a running one of its queue.
         elastic: whether jobs may get other numbers of GPUs than they requested.
+        by_app: whether the app with the least service comes first, without queues, as in Themis's comparison.
     """
 
     queue_thresholds_gpu_seconds: tuple[float, ...] = Field(default=(3250.0,), strict=False)
     promote_knob: float | None = Field(default=8.0, gt=0)
     order: Literal["start", "entry"] = "start"
     elastic: bool = True
+    by_app: bool = False
 
     @field_validator("queue_thresholds_gpu_seconds")
     @classmethod
@@ -100,6 +104,11 @@ class Las(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Promote starved jobs, then serve queue by queue."""
+        if self.parameters.by_app:
+            queue = by_app(snapshot, lambda group: group.attained_service)
+            return allocate(
+                snapshot, queue, lambda _: LEAST_SERVED, strict=False, elastic=self.parameters.elastic
+            ), state
         if state.version != STATE_VERSION:
             state = self.initial_state(snapshot)
         known = {uid: record for uid, data in state.data.items() if (record := _Record.from_json(data)) is not None}

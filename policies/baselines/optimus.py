@@ -14,25 +14,44 @@ from typing import ClassVar
 
 from metasched.capacity.capacity_pool import GpuAmount
 from metasched.core.model import Decision, Job, Snapshot
-from metasched.core.policy import Policy, PolicyState
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_non_preemptible
+from policies.baselines.app_groups import app_groups
+from policies.baselines.app_speed import grow_apps
 from policies.baselines.gpu_allocator import Allocator
 from policies.baselines.remaining_time import RemainingTime
 
 KNOWN = Reason(Code.MOST_TIME_SAVED)
 UNKNOWN = Reason(Code.SPEED_UNKNOWN)
+BY_APP = Reason(Code.MOST_APP_SPEED)
+
+
+class OptimusParameters(PolicyParameters):
+    """Parameters of Optimus.
+
+    Attributes:
+        by_app: whether each GPU goes to the app whose speed grows by the largest factor, as in Themis's comparison
+            (NSDI 2020, section 6.1).
+    """
+
+    by_app: bool = False
 
 
 class Optimus(Policy):
     """Greedy by marginal gain in remaining time; elastic, preemptive."""
 
     name: ClassVar[str] = "optimus"
+    Parameters: ClassVar[type[PolicyParameters]] = OptimusParameters
+    parameters: OptimusParameters
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve every job's minimum, then repeatedly grow the job that gains most; keeps no state."""
         queue = sorted(snapshot.jobs, key=lambda job: (job.min_gpus, job.submitted, job.uid))
         growth = _Growth(Allocator(snapshot, queue, elastic=True))
+        if self.parameters.by_app:
+            grow_apps(growth.allocator, app_groups(snapshot), growth.remaining_time)
+            return growth.allocator.decision(lambda _: BY_APP, None), state
         known = {job.uid for job in queue if growth.is_known(job)}
         growth.allocator.serve_minimum(strict=False)
         growth.grow([job for job in queue if job.uid in known])

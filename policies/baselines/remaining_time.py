@@ -26,14 +26,16 @@ class RemainingTime:
         Where no nodes hold the requested GPUs, the most that they hold count. Where no such speed is known, the speed
         that is measured in the present run counts.
         """
-        steps = job.remaining_steps
-        if steps is None:
-            return None
+        steps, seconds = job.remaining_steps, self.seconds_per_step(job)
+        return None if steps is None or seconds is None else steps * seconds
+
+    def seconds_per_step(self, job: Job) -> float | None:
+        """Seconds of a step, with the speed of ``remaining_seconds``; None where it is not known."""
         shape = self.pool.shape(job)
         most = {gpu_type: _most_gpus(job, shape, gpu_type) for gpu_type in shape.widest}
         speeds = [self.speed(job, gpu_type, gpus) for gpu_type, gpus in most.items()]
         speed = max((known or 0.0 for known in speeds), default=0.0) or job.steps_per_second
-        return steps / speed if speed else None
+        return 1.0 / speed if speed else None
 
 
 def _most_gpus(job: Job, shape: ShapeCapacity, gpu_type: str) -> int:

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from metasched.core.model import Job
 from metasched.core.reasons import Code, Reason
+from policies.baselines.app_groups import AppGroup
+from policies.baselines.remaining_time import RemainingTime
 from policies.baselines.srtf import Srtf
 
 
@@ -21,3 +23,7 @@ class Srsf(Srtf):
     def size(self, job: Job) -> int:
         """The requested GPUs of the job (CPU-only: nodes)."""
         return job.gpus or job.nodes or 1
+
+    def left_of_app(self, group: AppGroup, remaining_time: RemainingTime) -> float | None:
+        """The GPU-seconds that the app still needs."""
+        return group.remaining_gpu_seconds(remaining_time)

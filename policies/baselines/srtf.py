@@ -12,6 +12,7 @@ from metasched.capacity.capacity_pool import CapacityPool
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from policies.baselines.app_groups import AppGroup, by_app
 from policies.baselines.gpu_allocator import allocate
 from policies.baselines.remaining_time import RemainingTime
 
@@ -23,9 +24,11 @@ class ShortestParameters(PolicyParameters):
 
     Attributes:
         elastic: whether jobs may get other numbers of GPUs than they requested.
+        by_app: whether apps are served by what is left of all their jobs, as in Themis's comparison.
     """
 
     elastic: bool = True
+    by_app: bool = False
 
 
 class Srtf(Policy):
@@ -41,6 +44,10 @@ class Srtf(Policy):
         del job
         return 1
 
+    def left_of_app(self, group: AppGroup, remaining_time: RemainingTime) -> float | None:
+        """What is left of an app, by which apps are ordered; None where it is not known."""
+        return group.remaining_seconds(remaining_time)
+
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve jobs by remaining seconds times ``size``; keeps no state."""
         remaining_time = RemainingTime(CapacityPool(snapshot))
@@ -50,9 +57,13 @@ class Srtf(Policy):
             seconds = left[job.uid]
             return (math.inf if seconds is None else seconds * self.size(job), job.submitted, job.uid)
 
+        if self.parameters.by_app:
+            queue = by_app(snapshot, lambda group: self.left_of_app(group, remaining_time))
+        else:
+            queue = sorted(snapshot.jobs, key=key)
         decision = allocate(
             snapshot,
-            sorted(snapshot.jobs, key=key),
+            queue,
             lambda job: UNKNOWN if left[job.uid] is None else self.shortest,
             strict=False,
             elastic=self.parameters.elastic,

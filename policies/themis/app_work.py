@@ -118,8 +118,18 @@ def app_work(
         elapsed=max(age, 0.0),
         budget=gone + trained + left,
         apps=app.mean_live_apps(snapshot.now) if age > 0.0 else float(max(len(snapshot.apps), 1)),
-        most_gpus=max((sum(job.most_gpus for job in phase) for phase in phases), default=0),
+        most_gpus=_most_gpus(app, jobs, phases),
     )
+
+
+def _most_gpus(app: App, jobs: Sequence[Job], phases: Sequence[Phase]) -> int:
+    """The GPUs that the app could use at most in its whole life: phases and members that are gone count, too."""
+    inside = {uid for bracket in app.brackets for uid in bracket.trials}
+    others = [job.max_gpus for job in jobs if job.uid not in inside]
+    gone = max(len({*app.members} - inside) - len(others), 0) * round(statistics.median(others)) if others else 0
+    ever = sum(max(phase.trials * phase.max_gpus for phase in bracket.phases) for bracket in app.brackets)
+    left = max((sum(job.most_gpus for job in phase) for phase in phases), default=0)
+    return max(ever + sum(others) + gone, left)
 
 
 def _trained(job: Job, rates: Rates) -> float:

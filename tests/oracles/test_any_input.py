@@ -17,6 +17,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from metasched.core.apps import LossPoint, TunerSettings
 from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
 from metasched.core.model import Hold, Job, Node, Preempt, Quota, Status
 from metasched.core.policy import PolicyState, installed_policies
@@ -41,6 +42,7 @@ TIME_SHARES = (
 )
 GAVEL = (*TIME_SHARES, {"aware": False}, {"placement": True}, {"unknown_seconds": 1e-3})
 ELASTIC = ({"elastic": False},)
+BY_APP = {"by_app": True}
 PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     "allox": (*TIME_SHARES, {"alpha": 0.2}, {"as_published": True}),
     "ares": (
@@ -49,6 +51,7 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
     ),
     "fifo": ({"backfill": True}, *ELASTIC),
     "gandiva": (*TIME_SHARES, {"least_gain": 0.0, "time_slices": True}),
+    "gandiva_apps": (),
     "gandiva_fair": (*TIME_SHARES, {"by_user": False}, {"as_published": True}),
     "gavel_cost": (
         *GAVEL,
@@ -74,9 +77,10 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
         {"queue_thresholds_gpu_seconds": (1.0, 1e9), "promote_knob": None},
         {"promote_knob": 1e-3},
         *ELASTIC,
+        BY_APP,
     ),
     "max_sum_throughput": TIME_SHARES,
-    "optimus": (),
+    "optimus": (BY_APP,),
     "pollux": (
         {"p": 1.0, "improvements": 0, "background": False},
         {"p": -10.0, "avoid_interference": False, "restart_seconds": 0.0},
@@ -85,9 +89,10 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
         {"search": "population", "generations": 3, "population": 4},
         {"search": "population", "generations": 1, "population": 2, "background": False, "p": -1000.0},
     ),
+    "slaq": ({"history_weight": 1.0}, {"history_weight": 1e-3}),
     "slurm": ({"backfill": False}, {"default_limit_seconds": 1.0, "favor_small": True, "half_life_seconds": 1e-3}),
-    "srsf": ELASTIC,
-    "srtf": ELASTIC,
+    "srsf": (*ELASTIC, BY_APP),
+    "srtf": (*ELASTIC, BY_APP),
     "themis": (
         {"fairness": 0.01, "background": False, "most_demand": 1e-9},
         {"rows_in_round": 0, "payment": "gpus"},
@@ -151,7 +156,15 @@ ITERATIONS = st.dictionaries(  # a fit's first parameter is above 0
     st.tuples(st.sampled_from((1e-9, 0.01, 1e8)), *[SECONDS] * 5, st.sampled_from((1.0, 2.5, 10.0))),
     max_size=2,
 )
+LOSSES = (
+    (),
+    tuple(LossPoint(4.0**power, 2.0**-power) for power in range(8)),
+    tuple(LossPoint(float(steps), 1.0) for steps in range(3)),
+    (LossPoint(0.0, -1e300), LossPoint(1e-9, 1e300), LossPoint(5.0, 0.0), LossPoint(1e15, -3.0)),
+    (LossPoint(1.0, float("nan")), LossPoint(2.0, float("inf")), LossPoint(3.0, float("-inf")), LossPoint(4.0, 1.0)),
+)
 KNOWLEDGE = {
+    "losses": st.sampled_from(LOSSES),
     "speed": SPEEDS,
     "batching": BATCHES,
     "noise": NOISE,
@@ -166,6 +179,8 @@ KNOWLEDGE = {
     "progress_steps": st.sampled_from((None, 0, 1, 999, 10**12)),
 }
 REQUEST = {
+    "app": st.sampled_from((None, None, "array:1", "app:ann/x")),
+    "tuner": st.sampled_from((None, TunerSettings("halving", {"steps": 1000.0}), TunerSettings("curve"))),
     "weight": st.one_of(st.just(1.0), st.sampled_from((0.5, 1e-3, 1e-6, 1e-9)), st.floats(1e-9, 1.0)),
     "account": st.sampled_from((None, "x", "y", "z")),
     "fair_share": st.sampled_from((None, 1.0, 0.25, 1e-9)),

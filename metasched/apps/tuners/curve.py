@@ -7,8 +7,9 @@ power law with an offset, loss(s) = c + a s^-b with a >= 0, and a confidence bou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -94,7 +95,8 @@ class CurveStopping(Tuner):
         return TunerAnswer({"levels": levels}, ends=ends)
 
 
-def forecast(losses: Sequence[LossPoint], steps: float) -> Forecast | None:
+@lru_cache(maxsize=8192)  # a trial's losses are the same in most rounds
+def forecast(losses: tuple[LossPoint], steps: float) -> Forecast | None:
     """Fit a learning curve and bound its value at ``steps``; None where the points do not suffice.
 
     The bound is the least over all plausible exponents (by their profile likelihood) of the regression's value, less

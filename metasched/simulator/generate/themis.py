@@ -1,10 +1,13 @@
-"""Workloads of apps like those of Themis (Mahajan et al., NSDI 2020, sections 2.2, 4.3.2 and 5), from its description.
+"""Workloads of apps like those of Themis (Mahajan et al., NSDI 2020, sections 2.2, 4.3.2, 6.1), from its description.
 
-An app searches hyper-parameters by successive halving: n configurations begin, as jobs, with one GPU each; after every
-phase the better half continues, with twice as many GPUs at most. The ranking is drawn at random, so that a job that is
-cut after k phases is a job of k phases. A tenth of the apps has one job. Models of an app are of one domain: vision
-10 %, language 60 %, others (the paper: speech) 30 %. Sizes spread over orders of magnitude; half of all jobs take less
-than 3.75 GPU-hours.
+An app searches hyper-parameters: its trials begin together, and its tuner ends those whose losses are worse. Which ones
+these are follows from the trials' learning curves, which are drawn, and hidden from policies. A tenth of the apps has
+one job. Models are those of the paper's table 4, by its mix: vision 10 %, language 60 %, speech 30 %.
+
+Of the paper's two workloads the first has searches that are stopped by performance curves, whose jobs use one GPU or
+two. The second has successive halving, and wider jobs, whose GPUs double with each phase. Sizes spread over orders of
+magnitude. The paper shows distributions of jobs and GPUs as figures without numbers, so those here are assumptions, and
+so is which models besides VGG16 and Inception-v3 (table 1) depend on the network.
 
 The jobs of an app are a job array: uid ``<base>_<task>``.
 """
@@ -13,110 +16,141 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from metasched.core.apps import TunerSettings
 from metasched.simulator.generate.errors import GeneratorError
-from metasched.simulator.generate.parameters import TableParameters
+from metasched.simulator.generate.learning_curves import learning_curve
+from metasched.simulator.generate.parameters import GeneratorParameters
 from metasched.simulator.records import Submission, Workload, trace_job
-from metasched.throughput.throughput_table import TableTraining, ThroughputTable
+from metasched.throughput.linear_scaling import LinearTraining
 
-DOMAINS: Mapping[str, float] = {"vision": 0.1, "language": 0.6, "others": 0.3}
-VISION, LANGUAGE = ("ResNet", "CycleGAN"), ("LM", "Transformer")
-CONFIGURATIONS: Mapping[int, float] = {1: 0.1, 32: 0.25, 64: 0.4, 128: 0.25}
-"""Fraction of the apps by their number of configurations: a median of about 75, and about 100 at most."""
-MEDIAN_HOURS = 3.75
-"""The median duration of a phase on one GPU of the reference type."""
-SPREAD = math.log(10.0)
-"""Standard deviation of the logarithm of durations: "many" jobs are ten times as long or as short as the median."""
+
+class Model(NamedTuple):
+    """A model of table 4.
+
+    Attributes:
+        name: its name.
+        network_intensive: whether it is slower on several servers.
+    """
+
+    name: str
+    network_intensive: bool
+
+
+DOMAINS: Mapping[tuple[Model, ...], float] = {
+    (
+        Model("Inception-v3", network_intensive=False),
+        Model("AlexNet", network_intensive=True),
+        Model("ResNet50", network_intensive=False),
+        Model("VGG16", network_intensive=True),
+        Model("VGG19", network_intensive=True),
+    ): 0.1,
+    (
+        Model("Bi-Att-Flow", network_intensive=False),
+        Model("LangModel", network_intensive=True),
+        Model("GNMT", network_intensive=True),
+        Model("Transformer", network_intensive=False),
+    ): 0.6,
+    (Model("WaveNet", network_intensive=False), Model("DeepSpeech", network_intensive=True)): 0.3,
+}
+"""The models of vision, language and speech, with the fraction of the apps that train one of them."""
+MODELS = tuple(model for models in DOMAINS for model in models)
+SLOWDOWN = 103.6 / 80.4
+"""How many times as long a network-intensive model needs on several servers (VGG16, table 1)."""
+TRIALS: Mapping[int, float] = {1: 0.1, 32: 0.25, 64: 0.4, 128: 0.25}
+"""Fraction of the apps by their number of trials: a median of about 75, and about 100 at most."""
+TRIAL_GPUS: Mapping[str, Mapping[int, float]] = {
+    "curve": {1: 0.5, 2: 0.5},
+    "halving": {1: 0.25, 2: 0.5, 4: 0.25},
+}
+"""By tuner, the fraction of the apps by the GPUs of a trial (in its first phase)."""
+SPREAD = math.log(3.0)
+"""Standard deviation of the logarithm of an app's GPU time, so that a few apps are ten times as long as others."""
+STEPS = 10_000
+"""Steps of a whole training."""
+SECONDS = (0.8, 1.2)
+"""Range of the seconds of a step of a trial, over those of its app: some hyper-parameters change them (4.3.3)."""
 MAX_GPUS = 8
 """The most GPUs of one job."""
 
 
-class ThemisWorkloadParameters(TableParameters):
+class ThemisWorkloadParameters(GeneratorParameters):
     """Parameters of ``themis_apps``.
 
     Attributes:
         apps: the number of apps.
         gap_seconds: the mean time between arrivals of apps.
+        tuner: the tuner of each app: ``curve`` for the paper's workload 1, ``halving`` for its workload 2.
+        gpu_hours: the median of the GPU time that an app needs under successive halving; 11.5 days in the paper.
+        most_trials: the most trials of an app, a power of two.
+        network_intensive: the fraction of the apps whose model is network-intensive; None for the mix of table 4.
     """
 
     apps: Annotated[int, Field(ge=1)] = 20
     gap_seconds: Annotated[float, Field(gt=0)] = 1200.0
+    tuner: Literal["curve", "halving"] = "halving"
+    gpu_hours: Annotated[float, Field(gt=0)] = 276.0
+    most_trials: Annotated[int, Field(ge=1)] = 128
+    network_intensive: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 def themis_apps(
-    table: ThroughputTable,
-    parameters: ThemisWorkloadParameters,
-    seed: int = 0,
-    *,
-    configurations: Mapping[int, float] = CONFIGURATIONS,
+    parameters: ThemisWorkloadParameters, seed: int = 0, *, trials: Mapping[int, float] = TRIALS
 ) -> Workload:
     """Draw a workload whose first app arrives at 0; apps arrive as a Poisson process.
 
     Args:
-        table: speeds of the models.
         parameters: see there.
-        seed: of the random draws.
-        configurations: fraction of the apps by the number of jobs that they begin with, a power of two.
+        seed: of the random draws, learning curves included.
+        trials: fraction of the apps by the number of jobs that they begin with, a power of two.
 
     Raises:
-        GeneratorError: the table has no model that runs on one GPU of the reference type, or a number of
-            configurations is no power of two.
+        GeneratorError: a number of trials is no power of two.
     """
+    if odd := [count for count in (*trials, parameters.most_trials) if count < 1 or count & (count - 1)]:
+        raise GeneratorError(f"{odd[0]} trials cannot be halved to one; give powers of two")
     rng = random.Random(f"themis {seed}")  # noqa: S311  no secret
-    apps, reference = parameters.apps, parameters.reference
-    if odd := [count for count in configurations if count < 1 or count & (count - 1)]:
-        raise GeneratorError(f"{odd[0]} configurations cannot be halved to one; give powers of two")
-    domains = _models_by_domain(table, reference)
-    digits = len(str(apps))
+    digits = len(str(parameters.apps))
     submitted = 0.0
-    submissions = []
-    for number in range(1, apps + 1):
-        domain = rng.choices(list(domains), [DOMAINS[name] for name in domains])[0]
-        model = rng.choice(domains[domain])
-        count = rng.choices(list(configurations), list(configurations.values()))[0]
-        seconds = 3600.0 * MEDIAN_HOURS * math.exp(rng.gauss(0.0, SPREAD))
-        steps = max(seconds * (table.speed(model, reference, (1,)) or 0.0), 1.0)
-        ranks = list(range(count))
-        rng.shuffle(ranks)
-        for task, rank in enumerate(ranks):
-            phases = _phases(count, rank)
-            name = f"{model}, {phases} of {count.bit_length()} phases"
-            max_gpus = _max_gpus(table, model, reference, min(2 ** (phases - 1), MAX_GPUS))
-            job = trace_job(f"{number:0{digits}}_{task}", name, submitted, 1, max_gpus=max_gpus)
-            job = job.evolve(user=f"app{number}")
-            submissions.append(Submission(job, TableTraining(table, model, steps * phases)))
+    submissions: list[Submission] = []
+    for number in range(1, parameters.apps + 1):
+        count = min(rng.choices(list(trials), list(trials.values()))[0], parameters.most_trials)
+        submissions += _app(f"{number:0{digits}}", count, submitted, parameters, rng)
         submitted += rng.expovariate(1.0 / parameters.gap_seconds)
     submissions.sort(key=lambda one: (one.job.submitted, one.job.uid))
-    return Workload(f"Themis, an app every {parameters.gap_seconds:g} s, seed {seed}", tuple(submissions))
+    source = f"Themis, {parameters.tuner}, an app every {parameters.gap_seconds:g} s, seed {seed}"
+    return Workload(source, tuple(submissions))
 
 
-def _phases(count: int, rank: int) -> int:
-    """The phases of the configuration of a rank (0 is the best) among ``count``, of which each phase halves."""
-    phases = 1
-    while (count := count // 2) > rank:
-        phases += 1
-    return phases
+def _app(
+    base: str, count: int, submitted: float, parameters: ThemisWorkloadParameters, rng: random.Random
+) -> list[Submission]:
+    """The jobs of one app."""
+    model = _model(parameters.network_intensive, rng)
+    slowdown = SLOWDOWN if model.network_intensive else 1.0
+    widths = TRIAL_GPUS[parameters.tuner]
+    gpus = rng.choices(list(widths), list(widths.values()))[0]
+    halvings = count.bit_length() - 1
+    gpu_seconds = 3600.0 * parameters.gpu_hours * math.exp(rng.gauss(0.0, SPREAD))
+    seconds = gpu_seconds / (STEPS * (1 + halvings / 2))  # each halving adds half a training
+    tuner = TunerSettings(parameters.tuner) if count > 1 else None
+    most = gpus if parameters.tuner == "curve" else max(min(gpus << halvings, MAX_GPUS), gpus)
+    found = []
+    for task in range(count):
+        job = trace_job(f"{base}_{task}", model.name, submitted, gpus, min_gpus=1, max_gpus=most)
+        job = job.evolve(user=f"app{base}", app=f"array:{base}", tuner=tuner)
+        training = LinearTraining(float(STEPS), seconds * rng.uniform(*SECONDS), slowdown)
+        found.append(Submission(job, training, losses=learning_curve(rng, training.total)))
+    return found
 
 
-def _max_gpus(table: ThroughputTable, model: str, reference: str, gpus: int) -> int:
-    """The largest power of two up to ``gpus`` that a model has a speed for."""
-    most = 1
-    while 2 * most <= gpus and table.speed(model, reference, (2 * most,)):
-        most *= 2
-    return most
-
-
-def _models_by_domain(table: ThroughputTable, reference: str) -> dict[str, Sequence[str]]:
-    """The table's models that run on one GPU, by domain; domains without models are left out."""
-    found: dict[str, list[str]] = {}
-    for model in table.models:
-        if table.speed(model, reference, (1,)):
-            domain = "vision" if model.startswith(VISION) else "language" if model.startswith(LANGUAGE) else "others"
-            found.setdefault(domain, []).append(model)
-    if not found:
-        raise GeneratorError(f"the table has no model that runs on a GPU of type {reference!r}; name another type")
-    return {domain: found[domain] for domain in DOMAINS if domain in found}
+def _model(network_intensive: float | None, rng: random.Random) -> Model:
+    """The model of one app: by the mix of table 4, or one that is network-intensive with a given probability."""
+    if network_intensive is None:
+        return rng.choice(rng.choices(list(DOMAINS), list(DOMAINS.values()))[0])
+    wanted = rng.random() < network_intensive
+    return rng.choice([model for model in MODELS if model.network_intensive is wanted])

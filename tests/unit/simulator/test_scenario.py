@@ -301,7 +301,7 @@ TABLE = {
         'format = "generate-gavel"\njobs = 20\njobs_per_hour = 6.0\nmultiple = true\nthroughputs = "table.json"',
         'format = "generate-gavel"\njobs = 20\nthroughputs = "table.json"',
         'format = "generate-shockwave"\njobs = 20\nthroughputs = "table.json"',
-        'format = "generate-themis"\napps = 3\nthroughputs = "table.json"',
+        'format = "generate-themis"\napps = 3\nmost_trials = 8\ngpu_hours = 5.0',
         'format = "generate-pollux"\njobs = 20\ngpu_type = "v100"',
     ],
 )

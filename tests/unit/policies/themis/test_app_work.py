@@ -19,7 +19,7 @@ FLAT = ClampedSlowdown((1.0, 1.0, 1.0, 1.0))
 def app_of(*jobs, **fields):
     attained = sum(one.attained_service for one in jobs)
     known = {"first_submitted": 0.0, "attained_service": attained, "live_integral": 0.0}
-    return App("a", "a", "ann", tuple(one.uid for one in jobs), **known | fields)
+    return App("a", "a", "ann", **{"members": tuple(one.uid for one in jobs)} | known | fields)
 
 
 def work_of(*jobs, now=0.0, types=("v100",), **fields):
@@ -55,6 +55,13 @@ def test_held_trials_wait_for_the_last_one():
         [(2, 8)],
         [(16, 2), (16, 2)],
     ]
+
+
+def test_the_demand_is_that_of_the_whole_life():
+    """The winner of four trials of two GPUs is alone now; so is the last trial of an app without phases."""
+    bracket = Bracket(("t0", "t1", "t2", "t3"), (Phase(4, 8, 2), Phase(2, 24, 4), Phase(1, 60, 6)), 2)
+    assert work_of(trial("t1", 100, 30), brackets=(bracket,)).most_gpus == 8
+    assert work_of(trial("t1", 100, 30), members=("t0", "t1", "t2")).most_gpus == 24
 
 
 def test_without_phases_trials_train_to_the_end_that_their_tuner_says():
