@@ -22,6 +22,15 @@ class BatchControl(enum.Enum):
     SCHEDULER = "scheduler"  # metasched and the trainer shim: tag and script have consented
 
 
+class AdaptationRule(enum.Enum):
+    """The rule by which a training script changes its batch size."""
+
+    STATIC = "static"  # never
+    ACCORDION = "accordion"  # back and forth between the first and the largest batch (Agarwal et al., MLSys 2021)
+    GNS = "gns"  # doubled as the gradient noise grows, up to the largest batch (McCandlish et al., 2018)
+    SCHEDULE = "schedule"  # at declared steps
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class BatchPlan:
     """How each GPU computes its part of an optimizer step.
@@ -98,6 +107,11 @@ class Batching:
         max_per_gpu: most samples that a GPU can process at once; None where that is not known.
         regimes: the global batches so far, in their order; the last one is in force.
         taken_plan: number of the latest of the daemon's plans that a trainer has reported steps with; 0 for none.
+        adapts: the rule by which the script changes the batch; None where neither tag nor script declares one.
+        most_regimes: the declared largest number of regimes of the whole training, at least 1; None where it is not
+            declared.
+        schedule: the declared regimes in order, the first one from 0; empty unless ``adapts`` is ``SCHEDULE`` and the
+            script has declared them.
     """
 
     first_batch: int
@@ -109,6 +123,9 @@ class Batching:
     max_per_gpu: int | None = None
     regimes: tuple[BatchRegime, ...] = ()
     taken_plan: int = 0
+    adapts: AdaptationRule | None = None
+    most_regimes: int | None = None
+    schedule: tuple[BatchRegime, ...] = ()
 
     @property
     def has_changed(self) -> bool:
