@@ -93,6 +93,7 @@ setup(
             "max_sum_throughput = policies.baselines.max_sum_throughput:MaxSumThroughput",
             "pollux = policies.pollux.policy:Pollux",
             "optimus = policies.baselines.optimus:Optimus",
+            "shockwave = policies.shockwave.policy:Shockwave",
             "slurm = policies.baselines.slurm:Slurm",
             "srsf = policies.baselines.srsf:Srsf",
             "srtf = policies.baselines.srtf:Srtf",

@@ -19,6 +19,7 @@ from metasched.core.reasons import Reason
 
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
 NO_PARAMETERS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+NO_SPEEDS: Mapping[int, Speed] = MappingProxyType({})
 
 
 class Preempt(enum.Enum):
@@ -301,6 +302,8 @@ class JobKnowledge:
         iteration_parameters: by GPU type, the parameters of the time of its iterations
             (``throughput.iteration_time.IterationParameters``), where the policy asks for them
             (``Policy.fits_iterations``).
+        batch_speeds: by global batch, the speed in optimizer steps with that batch, where the training script changes
+            the batch: measured for this job or for others of its user's model.
     """
 
     steps_per_second: float | None = None
@@ -311,6 +314,7 @@ class JobKnowledge:
     batching: Batching | None = None
     noise: GradientNoise | None = None
     iteration_parameters: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: NO_PARAMETERS)
+    batch_speeds: Mapping[int, Speed] = field(default_factory=lambda: NO_SPEEDS)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most

@@ -74,6 +74,13 @@ def _starts(gpus: int, gpu_type: str | None, nodes: Sequence[str], uneven: Seque
     return f"starts on {_place(gpus, gpu_type, nodes, uneven)}{shared}"
 
 
+def _market_rounds(rounds: int, window: int, first: int | None, rho: float | None) -> str:
+    """``runs in 5 of the next 20 rounds, now first; heads for 0.9 times its fair finish time``."""
+    when = "" if first is None else ", from now on" if first == 0 else f", from round {first + 1} on"
+    found = f"planned for {rounds} of the next {window} rounds{when}"
+    return found if rho is None else f"{found}; heads for {rho:g} times its fair finish time"
+
+
 def _quota_reached(quota: str, gpus_left: int | None) -> str:
     left = "is reached" if gpus_left is None else f"leaves it {counted(gpus_left, 'GPU')}"
     return f"the limit {quota} {left}"
@@ -209,6 +216,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.REMAINING_UNKNOWN: "after all whose remaining time is known",
     Code.GOODPUT_SPEEDUP: _goodput_speedup,
     Code.GOODPUT_GAINS_LESS: "other jobs gain more by the GPUs",
+    Code.MARKET_ROUNDS: _market_rounds,
+    Code.MARKET_REFUSES: "it cannot be planned, because {why}: it runs where others leave GPUs free",
+    Code.WORK_UNKNOWN: "how long it trains is not known, so it has rounds as if it were half done; declare its steps",
     Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
     Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
     "for",
