@@ -174,3 +174,33 @@ def test_the_published_status_tells_which_consent_is_missing(site, tag, declared
     found = published_batch(site, run_and_declare(site, tag, **declared))
     assert (found and found.note_code) == note
     assert found is None or (not found.adaptive and found.wanted is None)
+
+
+class Reactive(Fifo):
+    """FIFO, which decides anew where a script has changed its batch size."""
+
+    name = "reactive"
+
+    @property
+    def wakes_on_batch(self):
+        return True
+
+
+@pytest.mark.parametrize(("policy", "rounds"), [(Reactive, 1), (Fifo, 0)])
+def test_a_batch_that_the_script_has_changed_brings_a_round_within_seconds(tmp_path, monkeypatch, policy, rounds):
+    """Only where the policy asks for it; the first batch that a trainer reports is no change."""
+    monkeypatch.setitem(sites.POLICIES, policy.name, policy)
+    site = FakeSite(tmp_path, policy=policy.name, round_seconds=1000.0)
+    job = site.add("--gres=gpu:2", seconds=600)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(25)
+    report = {"kind": "steps", "steps": 10, "seconds": 1.0, "loss": None, "world_size": 2, "accumulation": 1}
+    before = site.controller.round_number
+    trainer = site.slurm.trainer(job)
+    trainer.write(site.slurm, **report, step=10, samples=640, global_batch=64, per_gpu_batch=32)
+    site.run(25)
+    assert site.controller.round_number == before
+    trainer.write(site.slurm, **report, step=20, samples=1280, global_batch=128, per_gpu_batch=64)
+    site.run(25)
+    assert site.controller.round_number == before + rounds
+    site.close()
