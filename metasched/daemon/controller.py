@@ -26,6 +26,7 @@ from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.systemd_notify import notify
+from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import RunTracking
@@ -182,6 +183,8 @@ class Controller:
         recorded = self._intake.take_in(observation)
         tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
+        reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
+        note_contradictions(self._store, reported, now)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state

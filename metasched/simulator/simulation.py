@@ -5,9 +5,9 @@ Each iteration advances the clock to the earliest of four instants: the next arr
 instant, in this order: events of the cluster are processed, nodes fail or are repaired, jobs arrive, and, if a round is
 due, the daemon's engine decides on a snapshot and the cluster gets the round's targets.
 
-Rounds are ``round_seconds`` apart. Arrivals, completions, failures and new batch sizes may trigger an early round, after which the
-following ones are counted from it. The simulation ends when all jobs of the window are complete, or after
-``round_loop.MAX_IDLE_ROUNDS`` rounds without progress.
+Rounds are ``round_seconds`` apart. Arrivals, completions, failures and new batch sizes may trigger an early round,
+after which the following ones are counted from it. The simulation ends when all jobs of the window are complete, or
+after ``round_loop.MAX_IDLE_ROUNDS`` rounds without progress.
 """
 
 from __future__ import annotations

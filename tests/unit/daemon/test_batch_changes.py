@@ -204,3 +204,21 @@ def test_a_batch_that_the_script_has_changed_brings_a_round_within_seconds(tmp_p
     site.run(25)
     assert site.controller.round_number == before + rounds
     site.close()
+
+
+def test_a_declaration_is_believed_until_the_reports_contradict_it(site):
+    """The tag's rule is that of the job; a batch beyond the limit is one event, which names the fix."""
+    job = run_and_declare(site, "batch=own adapts=gns regimes=4", adaptive=False)
+    report = {"kind": "steps", "steps": 10, "seconds": 1.0, "loss": None, "world_size": 2, "accumulation": 1}
+    trainer = site.slurm.trainer(job)
+    events = lambda: [one for one in site.store.recent_events(100, site.record(job).uid) if "batch-" in one.kind]  # noqa: E731
+    for step, batch in enumerate([64, 128, 4096, 8192], 1):
+        assert not events() or batch > 4096
+        each = {"samples": 10 * batch, "global_batch": batch, "per_gpu_batch": batch // 2}
+        trainer.write(site.slurm, **report, **each, step=10 * step)
+        site.run(5)
+    known = site.controller.current_snapshot().job[site.record(job).uid].batching
+    assert (known.control.value, known.adapts.value, known.most_regimes) == ("script", "gns", 4)
+    (found,) = events()
+    assert found.kind == "batch-beyond-limit"
+    assert "its batch is 4096, above the declared max_batch of 1024: raise max_batch" in found.text
