@@ -216,7 +216,7 @@ class RegimeTraining:
     def reported_batching(self, done: float) -> Batching:
         """The batch size as the trainer has reported it after ``done`` steps, with what its user declares.
 
-        The user declares the rule, the largest batch, and the number of regimes, as from earlier trainings.
+        The user declares the rule and the largest batch, and no number of regimes, which would tell the future.
         """
         now = self.regime(done)
         so_far = zip(self.regimes[: now + 1], (0.0, *self.ends), strict=False)
@@ -228,7 +228,7 @@ class RegimeTraining:
             max_batch=None if self.mode is Mode.STATIC else max(FAMILIES[self.family].largest or first, first),
             regimes=tuple(BatchRegime(one.batch, began) for one, began in so_far),
             adapts=AdaptationRule(self.mode.value),
-            most_regimes=len(self.regimes),
+            most_regimes=1 if self.mode is Mode.STATIC else None,
         )
 
     def regime(self, done: float) -> int:
