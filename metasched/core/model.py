@@ -509,6 +509,19 @@ class NodeAdvice:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The next span of time in which a policy plans to run a job, as far as its plan reaches.
+
+    Attributes:
+        begins: the begin, unix seconds; the instant of the round for a job that runs in it.
+        seconds: the length of the span, above 0.
+    """
+
+    begins: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A policy's answer for one round.
 
@@ -519,6 +532,8 @@ class Decision:
         degraded: why a substitute decided instead of the policy's own method, which has no answer; None where the
             method itself decided. The engine adds it to the reason of every job.
         advice: how many nodes would suit the jobs, by GPU type; empty where the policy gives no advice.
+        planned: by uid, when a job is to run next and for how long; without the jobs that are not planned, and empty
+            where the policy does not plan ahead.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -526,6 +541,7 @@ class Decision:
     waits: Mapping[str, Reason] = field(default_factory=dict)
     degraded: Reason | None = None
     advice: tuple[NodeAdvice, ...] = ()
+    planned: Mapping[str, PlannedRun] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

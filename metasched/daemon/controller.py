@@ -17,7 +17,7 @@ import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.batching import BatchControl, BatchPlan, BatchRegime
-from metasched.core.model import Action, NodeAdvice, Placement, Snapshot, Status
+from metasched.core.model import Action, NodeAdvice, Placement, PlannedRun, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
@@ -107,6 +107,7 @@ class Controller:
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
+        self._planned: Mapping[str, PlannedRun] = store.planned_runs()
         self._degraded: Reason | None = None
         self._advice: tuple[NodeAdvice, ...] = ()
         self._degraded_rounds = 0
@@ -232,6 +233,10 @@ class Controller:
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
+
+    def planned(self, uid: str) -> PlannedRun | None:
+        """When a job is to run next, by the present round; None where that is not planned."""
+        return self._planned.get(uid)
 
     def batch_target(self, uid: str) -> tuple[Placement | None, BatchPlan | None]:
         """The placement that a job should have by the present round, and the batch plan that it should have there."""
@@ -370,6 +375,7 @@ class Controller:
                 time_slicing=sharing.time_slicing,
                 renewed=[job.uid for job in undisturbed],
                 batches=result.batches,
+                planned=result.decision.planned,
             )
         except StoreError:
             raise
@@ -389,6 +395,7 @@ class Controller:
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
+        self._planned = result.decision.planned
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

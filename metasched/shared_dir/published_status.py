@@ -82,6 +82,14 @@ class BatchStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStatus:
+    """The next span in which the policy plans to run a job: ``begins``, unix seconds, and its length in seconds."""
+
+    begins: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -91,7 +99,8 @@ class JobStatus:
     ``progress_steps`` a step counts for now, 1 unless its batch adapts. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
-    None for a job whose batch size neither tag nor script let change.
+    None for a job whose batch size neither tag nor script let change. ``planned`` is when the job is to run next, None
+    where the policy does not plan it.
     """
 
     uid: str
@@ -131,6 +140,7 @@ class JobStatus:
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
     batch: BatchStatus | None = None
+    planned: PlannedStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from metasched.core.batching import BatchPlan
-from metasched.core.model import Placement
+from metasched.core.model import Placement, PlannedRun
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError
@@ -18,7 +18,7 @@ from metasched.store.row_conversion import as_json, batch_plan_of, placement_jso
 
 
 class RoundRows(HistoryQueries, HistoryPruning):
-    """Reads and writes of the tables ``rounds``, ``targets``, ``decisions``, ``policy_state`` and ``snapshots``."""
+    """Reads and writes of the tables of rounds, targets, planned runs, decisions, policy states and snapshots."""
 
     def commit_round(
         self,
@@ -38,6 +38,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         time_slicing: Collection[str] = (),
         renewed: Collection[str] = (),
         batches: Mapping[str, BatchPlan] | None = None,
+        planned: Mapping[str, PlannedRun] | None = None,
     ) -> None:
         """Commit one round: the policy's state, the targets, and the reasons.
 
@@ -60,6 +61,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             time_slicing: uids of the jobs that alternate with their co-runners, one suspended while the other runs.
             renewed: uids of the jobs whose run continues on the same GPUs.
             batches: the batch plan of each target whose trainer should take one up, by uid.
+            planned: when a job is to run next, by uid, as far as the policy plans.
 
         Raises:
             RoundOrderError: the number is not greater than the last round's.
@@ -74,6 +76,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             )
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
             self._commit_targets(placed, co_runners or {}, time_slicing, batches or {})
+            self._commit_planned(planned or {})
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
@@ -104,6 +107,10 @@ class RoundRows(HistoryQueries, HistoryPruning):
         """The batch plans that the latest round decided, by uid."""
         rows = self._rows("SELECT uid, batch FROM targets WHERE batch IS NOT NULL")
         return {uid: batch for uid, text in rows if (batch := batch_plan_of(text)) is not None}
+
+    def planned_runs(self) -> dict[str, PlannedRun]:
+        """When jobs are to run next, by uid, as the latest round planned."""
+        return {uid: PlannedRun(*run) for uid, *run in self._rows("SELECT uid, begins, seconds FROM planned_runs")}
 
     def target_co_runners(self) -> tuple[dict[str, str], frozenset[str]]:
         """Co-runners by uid, as the latest round decided, and the uids of jobs that alternate with theirs."""
@@ -142,6 +149,13 @@ class RoundRows(HistoryQueries, HistoryPruning):
                 (rank, uid, text, co_runners.get(uid), int(uid in time_slicing), record_json(batches.get(uid)))
                 for rank, (uid, text) in enumerate(placed.items())
             ],
+        )
+
+    def _commit_planned(self, planned: Mapping[str, PlannedRun]) -> None:
+        self._write("DELETE FROM planned_runs")
+        self._write_many(
+            "INSERT INTO planned_runs (uid, begins, seconds) VALUES (?, ?, ?)",
+            [(uid, run.begins, run.seconds) for uid, run in planned.items()],
         )
 
     def _commit_decisions(self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str]]) -> None:
