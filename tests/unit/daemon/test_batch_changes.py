@@ -219,6 +219,9 @@ def test_a_declaration_is_believed_until_the_reports_contradict_it(site):
         site.run(5)
     known = site.controller.current_snapshot().job[site.record(job).uid].batching
     assert (known.control.value, known.adapts.value, known.most_regimes) == ("script", "gns", 4)
+    (status,) = published_status.read(site.base / "shared").jobs
+    assert (status.batch.present.global_batch, status.batch.adaptive) == (8192, False)
+    assert status.batch.note == "its script changes it by the rule gns: regime 4 of at most 4"
     (found,) = events()
     assert found.kind == "batch-beyond-limit"
     assert "its batch is 4096, above the declared max_batch of 1024: raise max_batch" in found.text
