@@ -17,6 +17,7 @@ from trainer_shim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+NAMES = ("accordion", "gns", "schedule")  # of rules, in the job's tag (`adapts=`) and in reports
 RATE_DROP = 0.5  # a learning rate that falls to this part or less begins a critical regime
 
 
@@ -51,7 +52,7 @@ class BatchRule(ABC):
         every: the length of a window, in epochs.
 
     Attributes:
-        name: the name of the rule in the job's tag (`adapts=`) and in reports.
+        name: the name by which metasched predicts the batches, one of `NAMES`; None where it cannot.
         every: the length of a window, in epochs.
         measures: whether the rule needs the gradient noise.
 
@@ -59,7 +60,7 @@ class BatchRule(ABC):
         UsageError: `every` is not a finite number above 0.
     """
 
-    name: str
+    name: str | None = None
     measures = True
 
     def __init__(self, every: float = 1.0) -> None:
@@ -211,8 +212,13 @@ def find_rule(rule: BatchRule | str) -> BatchRule | None:
     Raises:
         UsageError: there is no such rule.
     """
-    if isinstance(rule, BatchRule):
+    if isinstance(rule, BatchRule) and rule.name in (*NAMES, None):
         return rule
+    if isinstance(rule, BatchRule):
+        raise UsageError(
+            f"ctx.adapts({type(rule).__name__}(...)): its name is {rule.name!r}: use None, or that of a rule that "
+            f"changes the batch alike, of {', '.join(NAMES)}"
+        )
     if rule == "static":
         return None
     if rule == Accordion.name:

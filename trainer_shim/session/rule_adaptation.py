@@ -80,6 +80,7 @@ class RuleAdaptation(BatchAdaptation):
         self._optimizers = _optimizers(tracked)
         super().__init__(group=group, loader=loader, consent=consent, tracked=tracked, start=start, total=total)
         self._largest = self._limits(consent).max_batch
+        self.position = self.position._replace(batch=loader.plan.global_batch)  # the limits may be others than before
         if self.position.rule_state is None:
             window_end = self._next_window_end(self.position.progress)
             self.position = self.position._replace(rule_state=RuleState(window_end, rate=self._rate()))
@@ -87,7 +88,7 @@ class RuleAdaptation(BatchAdaptation):
             log.warning(
                 "the job's tag has batch=adaptive, and the script changes the batch by a rule of its own (%s), which "
                 "holds: write batch=own in the tag, or leave ctx.adapts(...) out",
-                rule.name,
+                type(rule).__name__,
             )
 
     def declared_values(self, regimes: int | None) -> dict[str, Any]:
@@ -96,6 +97,8 @@ class RuleAdaptation(BatchAdaptation):
         Args:
             regimes: the most regimes by the script's own word, None for those that follow from the rule.
         """
+        if self.rule.name is None:
+            return {}
         schedule: list[tuple[int, int]] = []
         for batch, began in self.rule.declared_schedule(self._first_batch, self._epoch_steps):
             allowed = self._within_limits(batch)
@@ -165,7 +168,7 @@ class RuleAdaptation(BatchAdaptation):
             rate_factor=rate / state.rate if state.rate > 0 else 1.0,
         )
         failed = self._scaling is not None and self._scaling.failed
-        batch = self._first_batch if failed else self._within_limits(self.rule.choose(end))
+        batch = self._first_batch if failed else self._within_limits(int(self.rule.choose(end)))
         last = state.last_grad_norm if norm is None else norm
         window_end = self._next_window_end(position.progress)
         self.position = position._replace(batch=batch, rule_state=RuleState(window_end, last_grad_norm=last, rate=rate))
@@ -175,7 +178,7 @@ class RuleAdaptation(BatchAdaptation):
         if self._group.rank == 0:
             log.info(
                 "%s: %d samples a step after epoch %.4g, %d on a GPU at once, %d passes",
-                *(self.rule.name, batch, end.epoch, plan.per_gpu_batch, plan.accumulation),
+                *(type(self.rule).__name__, batch, end.epoch, plan.per_gpu_batch, plan.accumulation),
             )
         return plan
 

@@ -4,8 +4,25 @@ import math
 
 import pytest
 
-from trainer_shim.adaptive_batch.adapt import Accordion, BatchSchedule, NoiseScale, RuleState, WindowEnd, find_rule
+from trainer_shim.adaptive_batch.adapt import (
+    Accordion,
+    BatchRule,
+    BatchSchedule,
+    NoiseScale,
+    RuleState,
+    WindowEnd,
+    find_rule,
+)
 from trainer_shim.errors import UsageError
+
+
+class Mine(BatchRule):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def choose(self, window):
+        return window.batch
 
 
 def window(batch=32, *, epoch=5.0, norm=1.0, last=1.0, noise=None, rate=1.0):
@@ -73,6 +90,7 @@ def test_the_norm_is_that_of_the_mean_square():
         lambda: BatchSchedule({}),
         lambda: BatchSchedule({0: 64}),
         lambda: find_rule("often"),
+        lambda: find_rule(Mine("mine")),
     ],
 )
 def test_wrong_arguments(make):
@@ -86,3 +104,5 @@ def test_rules_by_name():
     assert isinstance(find_rule("accordion"), Accordion)
     assert isinstance(find_rule("gns"), NoiseScale)
     assert find_rule("static") is None
+    for name in ("gns", None):
+        assert find_rule(Mine(name)).name == name
