@@ -23,7 +23,9 @@ HELP = {
     "slo": "Time from submission to the latest acceptable end, such as 90m, 2h or 1.5d.",
     "model": "Name of the trained model: your jobs of the same model are assumed to be equally fast.",
     "trials": "Whether the job, whose script uses the shim, may be profiled for some steps at other sizes: yes or no.",
-    "batch": "Whether metasched may change the batch size, if the script consents: adaptive or fixed [default: fixed].",
+    "batch": "Who changes the batch size: adaptive (metasched, if the script consents), own (the script) or fixed.",
+    "adapts": "With --batch own, the rule of the script: static, accordion, gns or schedule.",
+    "regimes": "With --batch own, the most spans with one batch size that the training has.",
 }
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)
 # sbatch's options without a value. The next word is the value of every other option.

@@ -265,6 +265,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     "ctx.loader(..., max_batch=..., lr_scale=...)",
     Code.BATCH_WITHOUT_TAG: "its script lets the batch change, and its tag does not: submit it with batch=adaptive",
     Code.BATCH_WITHOUT_NOISE: "its gradient noise is not known, so the batch does not grow",
+    Code.BATCH_OF_SCRIPT: lambda rule, count, most: (
+        f"its script changes it{'' if rule is None else f' by the rule {rule}'}: regime {count}"
+        f"{'' if most is None else f' of at most {most}'}"
+    ),
     Code.BATCH_OF_NEXT_RUN: "it is the batch of its next run, on other GPUs",
     Code.BATCH_AWAITS_TRAINER: "its trainer has not started yet",
     Code.BATCH_AWAITS_BOUNDARY: "its trainer has not reported steps with it yet: it changes at a step boundary, beyond "

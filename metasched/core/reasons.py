@@ -141,6 +141,7 @@ class Code(enum.StrEnum):
     BATCH_WITHOUT_CONSENT = "batch_without_consent", "The tag lets the batch size change; the script does not."
     BATCH_WITHOUT_TAG = "batch_without_tag", "The script lets the batch size change; the tag does not."
     BATCH_WITHOUT_NOISE = "batch_without_noise", "The batch size cannot grow: the gradient noise is not known."
+    BATCH_OF_SCRIPT = "batch_of_script", "The script changes its batch size by a rule of its own."
     BATCH_OF_NEXT_RUN = "batch_of_next_run", "The wanted batch plan is that of the job's next run."
     BATCH_AWAITS_TRAINER = "batch_awaits_trainer", "The trainer that is to take up the batch plan has not started."
     BATCH_AWAITS_BOUNDARY = "batch_awaits_boundary", "The trainer has not reported steps with the wanted batch plan."

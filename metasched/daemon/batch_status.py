@@ -11,7 +11,7 @@ from metasched.store import JobRecord
 
 
 def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: BatchPlan | None) -> BatchStatus | None:
-    """The batch size of a live job; None where neither tag nor script let it change.
+    """The batch size of a live job; None where nothing lets it change.
 
     Args:
         job: the job as observed.
@@ -21,7 +21,7 @@ def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: Ba
     """
     consents = record.batching is not None and record.batching.control is BatchControl.SCHEDULER
     if not (consents or job.adaptive_batch):
-        return None
+        return _batch_of_script(job)
     batching, adaptive = job.batching, consents and job.adaptive_batch
     note, wanted = _obstacle(job, consents=consents), None
     if adaptive and target is not None and plan is not None and (why := _pending(job, record, target, plan)):
@@ -35,6 +35,23 @@ def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: Ba
         wanted=wanted,
         note="" if note is None else words(note),
         note_code="" if note is None else note.code,
+    )
+
+
+def _batch_of_script(job: Job) -> BatchStatus | None:
+    """The batch size of a job whose script changes it by itself; None for another job."""
+    batching = job.batching
+    if batching is None or batching.control is not BatchControl.SCRIPT or not batching.regimes:
+        return None
+    rule = None if batching.adapts is None else batching.adapts.value
+    note = Reason.of(Code.BATCH_OF_SCRIPT, rule=rule, count=len(batching.regimes), most=batching.most_regimes)
+    return BatchStatus(
+        adaptive=False,
+        first_batch=batching.first_batch,
+        present=_present(batching),
+        noise_scale=None if job.noise is None else job.noise.scale,
+        note=words(note),
+        note_code=note.code,
     )
 
 

@@ -182,8 +182,10 @@ def _planned(job: Job, controller: Controller) -> PlannedStatus | None:
 def _step_gain(job: Job) -> float:
     """Return how many steps at the job's first batch one of its steps is worth now."""
     batching = job.batching
-    if batching is None or batching.control is not BatchControl.SCHEDULER or batching.global_batch is None:
+    if batching is None or batching.control is BatchControl.FIXED or batching.global_batch is None:
         return 1.0
+    if batching.control is BatchControl.SCRIPT:  # it trains the same number of epochs at every batch
+        return batching.global_batch / batching.first_batch
     return 1.0 if job.noise is None else job.noise.gain(batching.first_batch, batching.global_batch)
 
 

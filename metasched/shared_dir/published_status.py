@@ -62,7 +62,7 @@ class PlanStatus:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """The batch size of a job that tag or script let change.
+    """The batch size of a job that tag or script let change, or that the script changes by itself.
 
     ``adaptive`` says whether both do. ``first_batch`` is the batch that the user chose, ``present`` the latest that the
     trainer reported, ``efficiency`` the progress of a sample with it over that at ``first_batch`` (0 to 1), and

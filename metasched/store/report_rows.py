@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from metasched.core.batching import BatchControl, Batching
 from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
     EndReport,
-    ProfilingReport,
     Report,
     StartReport,
     StepsReport,
@@ -90,9 +88,8 @@ class ReportRows(Connection):
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
-                batching = self._batching(file.uid, reports)
-                adapts = batching is not None and batching.control is BatchControl.SCHEDULER
-                self._progress(file.uid, reports, adapts=adapts)
+                self._batching(file.uid, reports)
+                self._loss_and_total(file.uid, reports)
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -105,17 +102,16 @@ class ReportRows(Connection):
         )
         return replace(file, run=report.run)
 
-    def _batching(self, uid: str, reports: Sequence[Report]) -> Batching | None:
-        """Bring the job's batch size and gradient noise up to date, and return the batch size."""
-        row = self._row("SELECT batching, noise FROM jobs WHERE uid = ?", [uid])
+    def _batching(self, uid: str, reports: Sequence[Report]) -> None:
+        """Bring the job's batch size, gradient noise and progress up to date."""
+        row = self._row("SELECT batching, noise, progress_steps FROM jobs WHERE uid = ?", [uid])
         if row is None:
-            return None
-        before = ReportedBatching(batching_of(row[0]), noise_of(row[1]))
+            return
+        before = ReportedBatching(batching_of(row[0]), noise_of(row[1]), row[2])
         after = before.after(reports)
         if after != before:
-            values = [record_json(after.batching), record_json(after.noise), uid]
-            self._write("UPDATE jobs SET batching = ?, noise = ? WHERE uid = ?", values)
-        return after.batching
+            values = [record_json(after.batching), record_json(after.noise), after.progress, uid]
+            self._write("UPDATE jobs SET batching = ?, noise = ?, progress_steps = ? WHERE uid = ?", values)
 
     def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
         self._write(
@@ -163,21 +159,13 @@ class ReportRows(Connection):
             [uid, uid, rows],
         )
 
-    def _progress(self, uid: str, reports: Sequence[Report], *, adapts: bool) -> None:
-        """Bring the job's progress, loss and total up to date; where the batch adapts, steps alone are no progress."""
-        # A checkpoint is written while training continues: its line may come after those of later steps.
-        done = _last(
-            r.step if r.progress is None and not adapts else r.progress
-            for r in reports
-            if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport)
-        )
+    def _loss_and_total(self, uid: str, reports: Sequence[Report]) -> None:
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
-        if (done, loss, total) != (None, None, None):
+        if (loss, total) != (None, None):
             self._write(
-                "UPDATE jobs SET progress_steps = coalesce(?, progress_steps), loss = coalesce(?, loss), "
-                "total_steps = coalesce(?, total_steps) WHERE uid = ?",
-                [done, loss, total, uid],
+                "UPDATE jobs SET loss = coalesce(?, loss), total_steps = coalesce(?, total_steps) WHERE uid = ?",
+                [loss, total, uid],
             )
 
 

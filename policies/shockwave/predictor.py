@@ -19,10 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from metasched.core.batching import AdaptationRule, BatchRegime
-
-OVERDUE = 0.05
-"""A declared change that is late by more than this fraction of the training is not expected any more."""
+from metasched.core.batching import OVERDUE, AdaptationRule, BatchRegime
 
 
 class Estimator(enum.Enum):

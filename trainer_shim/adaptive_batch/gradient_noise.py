@@ -49,9 +49,9 @@ class LocalSums(NamedTuple):
         weighted_squares: the sum of n_i / B * |P g_i|^2 over this rank's micro-batches.
         micro_batches: the number of this rank's micro-batches that have samples.
         mean_square: |P G|^2 of the mean gradient, divided by the number of ranks; 0 where one gradient is compared.
-        product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2; only of a rank
-            that is alone.
-        difference_weight: 1/n + 1/n' of these two steps.
+        product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2, divided by the
+            number of ranks.
+        difference_weight: 1/n + 1/n' of these two steps, divided by the number of ranks.
         invalid: 1 where the rank has nothing to compare, or could not measure; else 0.
     """
 
@@ -87,19 +87,30 @@ class _EarlierGradients(NamedTuple):
 class GradientNoise:
     """Measures the gradient noise on one rank, by hooks on the parameters, before gradients are summed or clipped.
 
-    A training of one micro-batch a step holds one copy of its gradients. No other training copies gradients.
+    A training of one micro-batch a step, and one whose steps are compared, holds one copy of its gradients. No other
+    training copies gradients.
 
     Args:
         optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
         alone: whether this rank is the only one.
+        by_steps: whether two steps in a row are compared at every number of ranks and micro-batches, which makes the
+            measurement the same for all of them.
         every: the steps between two measurements.
 
     Attributes:
         device: the device of the parameters.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], *, alone: bool, every: int = MEASURE_EVERY) -> None:
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        *,
+        alone: bool,
+        by_steps: bool = False,
+        every: int = MEASURE_EVERY,
+    ) -> None:
         self._alone = alone
+        self._by_steps = by_steps
         self._every = every
         self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
         trained = [
@@ -138,6 +149,10 @@ class GradientNoise:
         for handle in self._handles:
             handle.remove()
 
+    def forget_earlier(self) -> None:
+        """Compare the next step with no earlier one."""
+        self._earlier = None
+
     def begin_pass(self, step: int, micro: MicroBatch) -> None:
         """Begin a backward pass of a micro-batch, in the step with the number `step`, from 0."""
         if step != self._step:
@@ -147,7 +162,7 @@ class GradientNoise:
             self._seen.clear()
             self._micro_batches += micro.samples > 0
         # the only gradient of a step is measured when it is whole
-        single = self._alone and micro.last and self._micro_batches <= 1
+        single = self._by_steps or (self._alone and micro.last and self._micro_batches <= 1)
         self._collects = self._measured and not single and micro.samples > 0
 
     def end_pass(self, scale: torch.Tensor | None) -> None:
@@ -166,7 +181,7 @@ class GradientNoise:
         self._collects = False
         if not micro.last:
             return
-        single = self._alone and self._micro_batches == 1
+        single = self._by_steps or (self._alone and self._micro_batches == 1)
         if self._measured and not self._invalid:
             if single:
                 self._compare(micro.global_samples, scale)
@@ -194,7 +209,9 @@ class GradientNoise:
             return LocalSums(invalid=1.0)
         zero = torch.zeros_like(known[0])
         squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()
-        return LocalSums(squares, self._micro_batches, mean / ranks, product, difference, self._difference_weight)
+        count = 0 if self._by_steps else self._micro_batches
+        weight = self._difference_weight / ranks
+        return LocalSums(squares, count, mean / ranks, product / ranks, difference / ranks, weight)
 
     def _begin_step(self, step: int) -> None:
         self._step = step
