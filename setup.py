@@ -95,6 +95,7 @@ setup(
             "pollux = policies.pollux.policy:Pollux",
             "optimus = policies.baselines.optimus:Optimus",
             "slaq = policies.baselines.slaq:Slaq",
+            "shockwave = policies.shockwave.policy:Shockwave",
             "slurm = policies.baselines.slurm:Slurm",
             "srsf = policies.baselines.srsf:Srsf",
             "srtf = policies.baselines.srtf:Srtf",

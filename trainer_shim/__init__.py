@@ -23,15 +23,19 @@ from trainer_shim.preemption.exit import process_exit as _process_exit  # regist
 if TYPE_CHECKING:
     import os
 
+    from trainer_shim.adaptive_batch.adapt import Accordion, BatchSchedule, NoiseScale
     from trainer_shim.adaptive_batch.lr_scaling import ScalingInputs, legw
     from trainer_shim.batch import plan_batch, splits
     from trainer_shim.session.companion import Companion
     from trainer_shim.session.context import Context
 
 __all__ = [
+    "Accordion",
     "BatchError",
+    "BatchSchedule",
     "CheckpointError",
     "LeaseError",
+    "NoiseScale",
     "ScalingInputs",
     "ShimError",
     "SupersededError",
@@ -56,6 +60,10 @@ def __getattr__(name: str) -> object:
         from trainer_shim.adaptive_batch import lr_scaling  # noqa: PLC0415
 
         return getattr(lr_scaling, name)
+    if name in {"Accordion", "BatchSchedule", "NoiseScale"}:
+        from trainer_shim.adaptive_batch import adapt  # noqa: PLC0415
+
+        return getattr(adapt, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

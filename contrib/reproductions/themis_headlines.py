@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
-from contrib.reproductions.ares_headlines import Results
+from contrib.reproductions.stored_results import Results
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy
 from metasched.simulator.generate.themis import SLOWDOWN, ThemisWorkloadParameters, themis_apps

@@ -13,7 +13,8 @@ from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
-    from metasched.shared_dir.published_status import AdviceStatus, JobStatus
+    from metasched.core.model import PlannedRun
+    from metasched.shared_dir.published_status import AdviceStatus, JobStatus, PlannedStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -53,6 +54,22 @@ def duration(seconds: float | None) -> str:
 def clock(instant: float) -> str:
     """Return the local date and time of an instant (unix seconds)."""
     return datetime.fromtimestamp(instant, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def planned_text(planned: PlannedRun | PlannedStatus | None, now: float) -> str:
+    """Return when a job is to run next: ``14:32, for 40 min``, ``for 40 min`` if at once; "" for a plan that is over.
+
+    Args:
+        planned: the planned run; None for none.
+        now: the present instant, unix seconds. A run of another day has its date.
+    """
+    if planned is None or (end := planned.begins + planned.seconds) <= now:
+        return ""
+    if planned.begins <= now:
+        return f"for {duration(end - now)}"
+    day, at = clock(planned.begins).split(" ")
+    same_day = day == clock(now).split(" ")[0]
+    return f"{'' if same_day else day + ' '}{at[:5]}, for {duration(planned.seconds)}"
 
 
 def size(count: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metasched.cli.formatting import duration, listed, remaining_seconds, where, world_sizes_text
+from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, where, world_sizes_text
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
 
@@ -24,6 +24,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         return [*lines, f"Why: {job.reason.rstrip('.')}."] if job.reason_also else lines
     if job.reason:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
+    lines += _planned_lines(job, now)
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
     lines += [*_app_lines(job, status), *_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
@@ -77,6 +78,13 @@ def _state(job: JobStatus, now: float) -> str:
         "stopping": f"is being stopped on {place}: it writes a checkpoint and gives its resources back",
     }
     return states.get(job.status, f"is {job.status}")
+
+
+def _planned_lines(job: JobStatus, now: float) -> list[str]:
+    """Return a sentence on when the job is to run next, where that is planned."""
+    if job.planned is None or not (text := planned_text(job.planned, now)):
+        return []
+    return [f"It is planned {'to run ' if job.planned.begins <= now else 'for '}{text}."]
 
 
 def _app_lines(job: JobStatus, status: Status) -> list[str]:

@@ -5,7 +5,7 @@ The values of a new column come from `shared_dir/published_status.py`, which `da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,6 +18,7 @@ from metasched.cli.formatting import (
     co_runner_text,
     duration,
     gpus_text,
+    planned_text,
     progress_text,
     runs_text,
     speed_up_text,
@@ -38,7 +39,7 @@ def overview(status: Status, now: float, limit: int) -> RenderableType:
     advice = [Text(advice_text(one)) for one in status.advice]
     parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), *advice, Text()]
     if status.jobs:
-        parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
+        parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit], now))
     else:
         parts.append(Text("no jobs of metasched wait or run"))
     if len(status.jobs) > limit:
@@ -99,11 +100,15 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
     return made
 
 
-def jobs_table(jobs: Sequence[JobStatus]) -> Table:
-    """Return the table of live jobs; batch and speed-up have a column where any job has them."""
+def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
+    """Return the table of live jobs; batch, speed-up and planned run have a column where any job has them."""
     numbers = ("WAITED", "RAN", "RUNS")
-    goodput = {"BATCH": batch_text, "SPEED-UP": speed_up_text}
-    shown = {name: text for name, text in goodput.items() if any(map(text, jobs))}
+    optional: dict[str, Callable[[JobStatus], str]] = {
+        "BATCH": batch_text,
+        "SPEED-UP": speed_up_text,
+        "PLANNED": lambda job: planned_text(job.planned, now),
+    }
+    shown = {name: text for name, text in optional.items() if any(map(text, jobs))}
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")
     made = table(*headings, right=(*shown, *numbers))
     for job in jobs:

@@ -26,7 +26,9 @@ HELP = {
     "trials": "Whether the job, whose script uses the shim, may be profiled for some steps at other sizes: yes or no.",
     "app": "Name of the app that the job belongs to: your jobs of one app search one thing together.",
     "tuner": "Tuner that compares the app's jobs and ends the worse ones, with options: halving,eta=2,steps=10000.",
-    "batch": "Whether metasched may change the batch size, if the script consents: adaptive or fixed [default: fixed].",
+    "batch": "Who changes the batch size: adaptive (metasched, if the script consents), own (the script) or fixed.",
+    "adapts": "With --batch own, the rule of the script: static, accordion, gns or schedule.",
+    "regimes": "With --batch own, the most spans with one batch size that the training has.",
 }
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)
 # sbatch's options without a value. The next word is the value of every other option.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from metasched.cli.formatting import duration, echo_json, json_option
+from metasched.cli.formatting import duration, echo_json, json_option, planned_text
 from metasched.cli.paths import CommandPaths
 from metasched.cli.simulation_options import parse_policy, policies_option
 
@@ -78,14 +79,17 @@ def command(
         compared = {now: current, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
         rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state())
+        planned = store.planned_runs()
     columns = [now, *chosen]
     if as_json:
-        echo_json([_plain(row) for row in rows])
+        echo_json([_plain(row, planned.get(row.job.uid)) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
-    made = table("JOB", "NAME", "USER", "WORK FROM", *right, right=right)
+    plan = {uid: planned_text(run, snapshot.now) for uid, run in planned.items()}
+    headings = ("JOB", "NAME", "USER", "WORK FROM", *(["PLANNED"] if any(plan.values()) else []))
+    made = table(*headings, *right, right=right)
     for one in rows:
         left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
         ends = [_end(left[name], one.ended.get(name), snapshot.now) for name in columns]
@@ -95,6 +99,7 @@ def command(
             one.job.name,
             one.job.user,
             one.how,
+            *([plan.get(one.job.uid, "")] if any(plan.values()) else []),
             *ends,
             *(_gap(left, now, n) for n in chosen),
         )
@@ -126,7 +131,7 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
     return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
 
 
-def _plain(one: Any) -> dict[str, Any]:
+def _plain(one: Any, planned: Any) -> dict[str, Any]:
     return {
         "uid": one.job.uid,
         "slurm_job_id": one.job.slurm_job_id,
@@ -136,4 +141,5 @@ def _plain(one: Any) -> dict[str, Any]:
         "ends": dict(one.ends),
         "ended_by_tuner": dict(one.ended),
         "preemptions": dict(one.preemptions),
+        "planned": None if planned is None else asdict(planned),
     }

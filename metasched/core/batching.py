@@ -13,6 +13,11 @@ import enum
 import math
 from dataclasses import dataclass
 
+MAX_REGIMES = 1_000_000
+"""Largest number of regimes that may be declared."""
+OVERDUE = 0.05
+"""A declared change that is late by more than this fraction of the training is not expected any more."""
+
 
 class BatchControl(enum.Enum):
     """Who changes the job's batch size while it trains."""
@@ -20,6 +25,15 @@ class BatchControl(enum.Enum):
     FIXED = "fixed"  # nobody: it is the same from the first step to the last
     SCRIPT = "script"  # the training script, by a rule of its own (Accordion, a schedule)
     SCHEDULER = "scheduler"  # metasched and the trainer shim: tag and script have consented
+
+
+class AdaptationRule(enum.Enum):
+    """The rule by which a training script changes its batch size."""
+
+    STATIC = "static"  # never
+    ACCORDION = "accordion"  # back and forth between the first and the largest batch (Agarwal et al., MLSys 2021)
+    GNS = "gns"  # doubled as the gradient noise grows, up to the largest batch (McCandlish et al., 2018)
+    SCHEDULE = "schedule"  # at declared steps
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,6 +112,11 @@ class Batching:
         max_per_gpu: most samples that a GPU can process at once; None where that is not known.
         regimes: the global batches so far, in their order; the last one is in force.
         taken_plan: number of the latest of the daemon's plans that a trainer has reported steps with; 0 for none.
+        adapts: the rule by which the script changes the batch; None where neither tag nor script declares one.
+        most_regimes: the declared largest number of regimes of the whole training, at least 1; None where it is not
+            declared.
+        schedule: the declared regimes in order, the first one from 0; empty unless ``adapts`` is ``SCHEDULE`` and the
+            script has declared them.
     """
 
     first_batch: int
@@ -109,8 +128,59 @@ class Batching:
     max_per_gpu: int | None = None
     regimes: tuple[BatchRegime, ...] = ()
     taken_plan: int = 0
+    adapts: AdaptationRule | None = None
+    most_regimes: int | None = None
+    schedule: tuple[BatchRegime, ...] = ()
 
     @property
     def has_changed(self) -> bool:
         """Whether the global batch has changed since the first report."""
         return len(self.regimes) > 1
+
+
+class Contradiction(enum.Enum):
+    """What reports say of a batch size against what is declared of it."""
+
+    MORE_REGIMES = "more-regimes"  # than declared
+    BEYOND_LIMIT = "beyond-limit"  # a batch above the largest one
+    OTHER_RULE = "other-rule"  # a batch that the declared rule does not choose
+    OVERDUE = "overdue"  # a declared change that does not come
+
+
+def contradiction(batching: Batching, done: float | None, total: float | None) -> Contradiction | None:
+    """What the reports contradict of the rule, limits and regimes that are declared; None where they fit.
+
+    Args:
+        batching: the job's batch size, as declared and as reported.
+        done: progress, in steps at the first batch; None where it is not known.
+        total: steps of the whole training; None where they are not known.
+    """
+    batches = [one.batch for one in batching.regimes]
+    if batching.adapts is None or not batches:
+        return None
+    if batching.max_batch is not None and max(batches) > batching.max_batch:
+        return Contradiction.BEYOND_LIMIT
+    if batching.most_regimes is not None and len(batches) > batching.most_regimes:
+        return Contradiction.MORE_REGIMES
+    if not _follows_rule(batching, batches):
+        return Contradiction.OTHER_RULE
+    to_come = batching.schedule[len(batches) :] if batching.adapts is AdaptationRule.SCHEDULE else ()
+    if to_come and done is not None and total is not None and done - to_come[0].began > OVERDUE * total:
+        return Contradiction.OVERDUE
+    return None
+
+
+def _follows_rule(batching: Batching, batches: list[int]) -> bool:
+    """Whether the batches so far are among those that the declared rule chooses."""
+    match batching.adapts:
+        case AdaptationRule.STATIC:
+            return len(batches) == 1
+        case AdaptationRule.ACCORDION:
+            return len({batching.first_batch, *batches} | ({batching.max_batch} - {None})) <= 2  # noqa: PLR2004  two
+        case AdaptationRule.GNS:
+            return batches == sorted(batches)
+        case AdaptationRule.SCHEDULE:
+            declared = [one.batch for one in batching.schedule]
+            return not declared or batches == declared[: len(batches)]
+        case _:
+            return True

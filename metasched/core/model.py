@@ -19,6 +19,7 @@ from metasched.core.reasons import Reason
 
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
 NO_PARAMETERS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+NO_SPEEDS: Mapping[int, Speed] = MappingProxyType({})
 
 
 class Preempt(enum.Enum):
@@ -301,6 +302,8 @@ class JobKnowledge:
         iteration_parameters: by GPU type, the parameters of the time of its iterations
             (``throughput.iteration_time.IterationParameters``), where the policy asks for them
             (``Policy.fits_iterations``).
+        batch_speeds: by global batch, the speed in optimizer steps with that batch, where the training script changes
+            the batch: measured for this job or for others of its user's model.
     """
 
     steps_per_second: float | None = None
@@ -311,6 +314,7 @@ class JobKnowledge:
     batching: Batching | None = None
     noise: GradientNoise | None = None
     iteration_parameters: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: NO_PARAMETERS)
+    batch_speeds: Mapping[int, Speed] = field(default_factory=lambda: NO_SPEEDS)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
@@ -509,6 +513,19 @@ class NodeAdvice:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The next span of time in which a policy plans to run a job, as far as its plan reaches.
+
+    Attributes:
+        begins: the begin, unix seconds; the instant of the round for a job that runs in it.
+        seconds: the length of the span, above 0.
+    """
+
+    begins: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A policy's answer for one round.
 
@@ -519,6 +536,8 @@ class Decision:
         degraded: why a substitute decided instead of the policy's own method, which has no answer; None where the
             method itself decided. The engine adds it to the reason of every job.
         advice: how many nodes would suit the jobs, by GPU type; empty where the policy gives no advice.
+        planned: by uid, when a job is to run next and for how long; without the jobs that are not planned, and empty
+            where the policy does not plan ahead.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -526,6 +545,7 @@ class Decision:
     waits: Mapping[str, Reason] = field(default_factory=dict)
     degraded: Reason | None = None
     advice: tuple[NodeAdvice, ...] = ()
+    planned: Mapping[str, PlannedRun] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ class Policy(ABC):
     reads_apps: ClassVar[bool] = False
 
     @property
+    def wakes_on_batch(self) -> bool:
+        """Whether a batch size that a training script has changed by a rule of its own starts a round at once."""
+        return False
+
+    @property
     def solves_in_background(self) -> bool:
         """Whether the daemon is to call ``precompute`` between rounds, in a process of its own."""
         return False

@@ -74,6 +74,13 @@ def _starts(gpus: int, gpu_type: str | None, nodes: Sequence[str], uneven: Seque
     return f"starts on {_place(gpus, gpu_type, nodes, uneven)}{shared}"
 
 
+def _market_rounds(rounds: int, window: int, first: int | None, rho: float | None) -> str:
+    """``runs in 5 of the next 20 rounds, now first; heads for 0.9 times its fair finish time``."""
+    when = "" if first is None else ", from now on" if first == 0 else f", from round {first + 1} on"
+    found = f"planned for {rounds} of the next {window} rounds{when}"
+    return found if rho is None else f"{found}; heads for {rho:g} times its fair finish time"
+
+
 def _quota_reached(quota: str, gpus_left: int | None) -> str:
     left = "is reached" if gpus_left is None else f"leaves it {counted(gpus_left, 'GPU')}"
     return f"the limit {quota} {left}"
@@ -244,6 +251,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.MOST_APP_SPEED: "GPUs go to the app whose speed grows most by them",
     Code.MOST_LOSS_REDUCED: "GPUs go where the loss falls most",
     Code.LOSS_UNKNOWN: "too few losses are reported to predict the next ones",
+    Code.MARKET_ROUNDS: _market_rounds,
+    Code.MARKET_REFUSES: "it cannot be planned, because {why}: it runs where others leave GPUs free",
+    Code.WORK_UNKNOWN: "how long it trains is not known, so it has rounds as if it were half done; declare its steps",
     Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
     Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
     "for",
@@ -305,6 +315,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     "ctx.loader(..., max_batch=..., lr_scale=...)",
     Code.BATCH_WITHOUT_TAG: "its script lets the batch change, and its tag does not: submit it with batch=adaptive",
     Code.BATCH_WITHOUT_NOISE: "its gradient noise is not known, so the batch does not grow",
+    Code.BATCH_OF_SCRIPT: lambda rule, count, most: (
+        f"its script changes it{'' if rule is None else f' by the rule {rule}'}: regime {count}"
+        f"{'' if most is None else f' of at most {most}'}"
+    ),
     Code.BATCH_OF_NEXT_RUN: "it is the batch of its next run, on other GPUs",
     Code.BATCH_AWAITS_TRAINER: "its trainer has not started yet",
     Code.BATCH_AWAITS_BOUNDARY: "its trainer has not reported steps with it yet: it changes at a step boundary, beyond "

@@ -14,7 +14,7 @@ from metasched.store import JobRecord
 
 
 def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: BatchPlan | None) -> BatchStatus | None:
-    """The batch size of a live job; None where neither tag nor script let it change.
+    """The batch size of a live job; None where nothing lets it change.
 
     Args:
         job: the job as observed.
@@ -24,7 +24,7 @@ def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: Ba
     """
     consents = record.batching is not None and record.batching.control is BatchControl.SCHEDULER
     if not (consents or job.adaptive_batch):
-        return None
+        return _batch_of_script(job)
     batching, adaptive = job.batching, consents and job.adaptive_batch
     note, wanted = _obstacle(job, consents=consents), None
     if adaptive and target is not None and plan is not None and (why := _pending(job, record, target, plan)):
@@ -43,11 +43,31 @@ def batch_status(job: Job, record: JobRecord, target: Placement | None, plan: Ba
 
 def step_gain(job: Job) -> float:
     """How many steps at the job's first batch one of its steps is worth now."""
+    batching = job.batching
+    if batching is not None and batching.control is BatchControl.SCRIPT and batching.global_batch is not None:
+        return batching.global_batch / batching.first_batch  # it trains the same number of epochs at every batch
     found = _batch_and_noise(job)
     if found is None or found[0].control is not BatchControl.SCHEDULER:
         return 1.0
     batching, batch, noise = found
     return noise.gain(batching.first_batch, batch)
+
+
+def _batch_of_script(job: Job) -> BatchStatus | None:
+    """The batch size of a job whose script changes it by itself; None for another job."""
+    batching = job.batching
+    if batching is None or batching.control is not BatchControl.SCRIPT or not batching.regimes:
+        return None
+    rule = None if batching.adapts is None else batching.adapts.value
+    note = Reason.of(Code.BATCH_OF_SCRIPT, rule=rule, count=len(batching.regimes), most=batching.most_regimes)
+    return BatchStatus(
+        adaptive=False,
+        first_batch=batching.first_batch,
+        present=_present(batching),
+        noise_scale=None if job.noise is None else job.noise.scale,
+        note=words(note),
+        note_code=note.code,
+    )
 
 
 def _obstacle(job: Job, *, consents: bool) -> Reason | None:

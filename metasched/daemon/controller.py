@@ -18,8 +18,8 @@ import structlog
 from metasched.apps.app_state import trials_of
 from metasched.configuration.config import Config
 from metasched.core.apps import App
-from metasched.core.batching import BatchPlan
-from metasched.core.model import Action, Job, NodeAdvice, Placement, Snapshot, Status
+from metasched.core.batching import BatchControl, BatchPlan, BatchRegime
+from metasched.core.model import Action, Job, NodeAdvice, Placement, PlannedRun, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
@@ -29,6 +29,7 @@ from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.systemd_notify import notify
+from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
@@ -116,6 +117,7 @@ class Controller:
         self._ends: Mapping[str, Reason] = {}  # of the latest round; those of earlier rounds are in the jobs' records
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
+        self._planned: Mapping[str, PlannedRun] = store.planned_runs()
         self._degraded: Reason | None = None
         self._advice: tuple[NodeAdvice, ...] = ()
         self._degraded_rounds = 0
@@ -124,6 +126,7 @@ class Controller:
         self._blocked_targets: frozenset[str] = frozenset()  # uids of blocked jobs with a target, in the last poll
         # uids of jobs that were blocked in the last poll, without those whose start Slurm deferred
         self._blocked: frozenset[str] = frozenset()
+        self._script_batches: Mapping[str, BatchRegime] = {}  # by uid, as of the last poll
         self._sharing_possible: bool | None = None
         self._slurm_back_at: float | None = None
         self._last_poll_at = 0.0 if last is None else last.at
@@ -192,6 +195,8 @@ class Controller:
         recorded = self._intake.take_in(observation)
         tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
+        reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
+        note_contradictions(self._store, reported, now)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
@@ -243,6 +248,10 @@ class Controller:
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
+
+    def planned(self, uid: str) -> PlannedRun | None:
+        """When a job is to run next, by the present round; None where that is not planned."""
+        return self._planned.get(uid)
 
     def batch_target(self, uid: str) -> tuple[Placement | None, BatchPlan | None]:
         """The placement that a job should have by the present round, and the batch plan that it should have there."""
@@ -315,9 +324,11 @@ class Controller:
         unblocked = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
         if unblocked:  # the last round's reasons for these jobs no longer hold
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in unblocked}
+        rebatched = self._note_batches(state.snapshot)
         wanted = (
             ((state.arrived or unblocked) and self.policy.wakes_on_arrival)
             or (state.completed and self.policy.wakes_on_completion)
+            or (rebatched and self.policy.wakes_on_batch)
             or accepting != self._accepting
             or not blocked_targets <= self._blocked_targets
             or (self.policy.wakes_on_result and self._background_solver.has_answer)
@@ -331,6 +342,16 @@ class Controller:
                 "sharing", two_jobs_on_a_gpu=self._sharing_possible, why_not=why_no_sharing(self.config, state) or None
             )
         self._round_wanted = self._round_wanted or bool(wanted)
+
+    def _note_batches(self, snapshot: Snapshot) -> bool:
+        """Note the batch sizes in force, and return whether a training script has changed one since the last poll."""
+        found = {
+            job.uid: job.batching.regimes[-1]
+            for job in snapshot.jobs
+            if job.batching is not None and job.batching.regimes and job.batching.control is not BatchControl.SCHEDULER
+        }
+        earlier, self._script_batches = self._script_batches, found
+        return any(earlier.get(uid, regime) != regime for uid, regime in found.items())
 
     def _round_due(self, now: float) -> bool:
         if self._round_at is None or not self._round_at <= now < self.next_round:  # before it: the clock was set back
@@ -371,6 +392,7 @@ class Controller:
                 batches=result.batches,
                 apps=result.apps,
                 ends=result.ends,
+                planned=result.decision.planned,
             )
         except StoreError:
             raise
@@ -393,6 +415,7 @@ class Controller:
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
+        self._planned = result.decision.planned
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

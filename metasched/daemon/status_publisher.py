@@ -18,7 +18,15 @@ from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
-from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, Status, StatusError, publish
+from metasched.shared_dir.published_status import (
+    AdviceStatus,
+    JobStatus,
+    NodeStatus,
+    PlannedStatus,
+    Status,
+    StatusError,
+    publish,
+)
 from metasched.store import JobRecord, Store
 
 if TYPE_CHECKING:
@@ -137,6 +145,7 @@ class StatusPublisher:
             step_gain=step_gain(job),
             app=job.app,
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
+            planned=_planned(job, controller),
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:
@@ -165,6 +174,12 @@ class StatusPublisher:
             finished=record.finished,
             slo_seconds=needed.get("slo_seconds"),
         )
+
+
+def _planned(job: Job, controller: Controller) -> PlannedStatus | None:
+    """Return when the job is to run next; None for a job that is blocked, or not planned."""
+    run = None if job.blocked is not None else controller.planned(job.uid)
+    return None if run is None else PlannedStatus(**asdict(run))
 
 
 def _reason_fields(reason: Reason) -> dict[str, Any]:

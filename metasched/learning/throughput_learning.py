@@ -83,6 +83,11 @@ class ThroughputLearning:
             self._estimate()
         return self._measured(subject, self._latest_batch.get(subject, 0) if batch is None else batch)
 
+    def batch_speeds(self, subject: str) -> Mapping[int, MeasuredSpeed]:
+        """Return the subject's measured speeds by global batch, without those whose batch was not recorded."""
+        speeds = self._speeds.get(subject, {})
+        return {batch: speed for batch, speed in speeds.items() if batch and speed.alone}
+
     def iteration_parameters(self, subject: str) -> Mapping[str, IterationParameters]:
         """Return the parameters of the time of an iteration, by GPU type; empty where nothing was measured."""
         return self._iterations.parameters(subject)

@@ -153,11 +153,22 @@ def start_deferral(job: Job) -> Reason | None:
 
 
 def _batching(record: JobRecord, needed: Requirements) -> Batching | None:
-    """The job's batch size; metasched changes it only where tag and script consent."""
+    """The job's batch size; metasched changes it only where tag and script consent.
+
+    What the script declares of its own rule comes before what the tag says.
+    """
     found = record.batching
-    if found is None or found.control is not BatchControl.SCHEDULER or needed.adaptive_batch:
+    if found is None:
+        return None
+    control = found.control
+    if control is BatchControl.SCHEDULER and not needed.adaptive_batch:
+        control = BatchControl.SCRIPT if found.has_changed else BatchControl.FIXED
+    if control is BatchControl.FIXED and needed.own_batch:
+        control = BatchControl.SCRIPT
+    adapts, most_regimes = found.adapts or needed.adapts, found.most_regimes or needed.regimes
+    if (control, adapts, most_regimes) == (found.control, found.adapts, found.most_regimes):
         return found
-    return replace(found, control=BatchControl.SCRIPT if found.has_changed else BatchControl.FIXED)
+    return replace(found, control=control, adapts=adapts, most_regimes=most_regimes)
 
 
 def _blocked(

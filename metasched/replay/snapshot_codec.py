@@ -1,7 +1,7 @@
 """Snapshots as bytes: the input of each recorded round is kept in the store, so that ``replay`` can decide it again.
 
 Only fields that differ from their default are written, so that snapshots stay readable when fields with defaults are
-added. ``Job.speed`` is written where it is measured (``MeasuredSpeed``); a simulation's own speeds are left out.
+added. Speeds are written where they are measured (``MeasuredSpeed``); a simulation's own speeds are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -50,6 +50,13 @@ class CodecError(MetaschedError):
 _NOT_A_SNAPSHOT = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
+class _Speeds(NamedTuple):
+    """The measured speeds of one job: at its present batch, and by batch."""
+
+    present: MeasuredSpeed | None
+    by_batch: dict[int, MeasuredSpeed]
+
+
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as compressed JSON, for ``decode``."""
     facts = _changed_fields(snapshot)
@@ -80,7 +87,7 @@ def decode(data: bytes) -> Snapshot:
         snapshot = msgspec.convert(facts, Snapshot)
     except (*_NOT_A_SNAPSHOT, msgspec.MsgspecError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
-    return dataclasses.replace(snapshot, jobs=tuple(map(_with_speed, snapshot.jobs, speeds)))
+    return dataclasses.replace(snapshot, jobs=tuple(map(_with_speeds, snapshot.jobs, speeds)))
 
 
 def _changed_fields(record: Any) -> dict[str, Any]:
@@ -99,11 +106,19 @@ def _changed_fields(record: Any) -> dict[str, Any]:
 def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:
     """Replace each job's speed and reason by their JSON; a speed by its key where an earlier job has the same."""
     written: set[tuple[str, int]] = set()
+
+    def shared(speed: MeasuredSpeed) -> Any:
+        found = list(speed.key) if speed.key in written else speed.to_json()
+        written.add(speed.key)
+        return found
+
     for facts in jobs:
-        speed = facts.pop("speed", None)
+        speed, batch_speeds = facts.pop("speed", None), facts.pop("batch_speeds", {})
         if isinstance(speed, MeasuredSpeed):
-            facts["speed"] = list(speed.key) if speed.key in written else speed.to_json()
-            written.add(speed.key)
+            facts["speed"] = shared(speed)
+        measured = {batch: one for batch, one in batch_speeds.items() if isinstance(one, MeasuredSpeed)}
+        if measured:
+            facts["batch_speeds"] = [[batch, shared(one)] for batch, one in measured.items()]
         if "blocked" in facts:
             facts["blocked"] = to_json(facts["blocked"])
 
@@ -120,28 +135,33 @@ def _as_json(value: object) -> Any:
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
 
-def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
-    """Take each job's speed out of its JSON, one object for each key, and read its reason.
+def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[_Speeds]:
+    """Take each job's speeds out of its JSON, one object for each key, and read its reason.
 
     Older versions wrote reasons as sentences, and a speed's key as its subject.
     """
     known: dict[tuple[str, int], MeasuredSpeed] = {}
+
+    def read(speed: Any) -> MeasuredSpeed:
+        if isinstance(speed, dict):
+            first = MeasuredSpeed.from_json(speed)
+            return known.setdefault(first.key, first)
+        return known[speed, 0] if isinstance(speed, str) else known[speed[0], speed[1]]
+
     speeds = []
     for facts in jobs:
         speed = facts.pop("speed", None)
-        if isinstance(speed, dict):
-            first = MeasuredSpeed.from_json(speed)
-            speed = known.setdefault(first.key, first)
-        elif speed is not None:
-            speed = known[speed, 0] if isinstance(speed, str) else known[speed[0], speed[1]]
-        speeds.append(speed)
+        present = None if speed is None else read(speed)
+        speeds.append(_Speeds(present, {batch: read(one) for batch, one in facts.pop("batch_speeds", ())}))
         if facts.get("blocked") is not None:
             facts["blocked"] = from_json(facts["blocked"])
     return speeds
 
 
-def _with_speed(job: Job, speed: MeasuredSpeed | None) -> Job:
-    return job if speed is None else job.evolve(speed=speed)
+def _with_speeds(job: Job, speeds: _Speeds) -> Job:
+    if speeds.present is None and not speeds.by_batch:
+        return job
+    return job.evolve(speed=speeds.present, batch_speeds=speeds.by_batch)
 
 
 def _renamed(facts: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

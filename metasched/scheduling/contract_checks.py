@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from metasched.core.batching import BatchControl, BatchPlan
@@ -56,8 +57,21 @@ def check_decision(policy: str, snapshot: Snapshot, decision: Decision) -> None:
     for uid, reason in decision.waits.items():
         if (wrong := _wrong_reason(reason)) is not None:
             raise PolicyViolationError(policy, uid, f"waits without a reason: {wrong}")
+    _check_planned(policy, snapshot, decision)
     if snapshot.sharing:
         _check_pairs(policy, grants)
+
+
+def _check_planned(policy: str, snapshot: Snapshot, decision: Decision) -> None:
+    """Check that planned runs are those of jobs of the snapshot, and have a begin and a length.
+
+    Raises:
+        PolicyViolationError: a planned run breaks the rule.
+    """
+    for uid, run in decision.planned.items():
+        wrong = not (math.isfinite(run.begins) and math.isfinite(run.seconds) and run.seconds > 0)
+        if wrong or uid not in snapshot.job:
+            raise PolicyViolationError(policy, uid, f"is planned from {run.begins} for {run.seconds} s")
 
 
 def _check_uids(policy: str, snapshot: Snapshot, uids: Iterable[str]) -> None:

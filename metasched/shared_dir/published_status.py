@@ -62,7 +62,7 @@ class PlanStatus:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """The batch size of a job that tag or script let change.
+    """The batch size of a job that tag or script let change, or that the script changes by itself.
 
     ``adaptive`` says whether both do. ``first_batch`` is the batch that the user chose, ``present`` the latest that the
     trainer reported, ``efficiency`` the progress of a sample with it over that at ``first_batch`` (0 to 1), and
@@ -82,6 +82,14 @@ class BatchStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStatus:
+    """The next span in which the policy plans to run a job: ``begins``, unix seconds, and its length in seconds."""
+
+    begins: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -92,7 +100,7 @@ class JobStatus:
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
-    app of one and for an ended job.
+    app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
     """
 
     uid: str
@@ -133,6 +141,7 @@ class JobStatus:
     reason_also: tuple[Mapping[str, Any], ...] = ()
     batch: BatchStatus | None = None
     app: str | None = None
+    planned: PlannedStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

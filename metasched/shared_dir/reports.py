@@ -7,11 +7,13 @@ an older daemon. A known kind with a missing, mistyped or implausible value is r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from metasched.core.batching import MAX_REGIMES
 from metasched.core.errors import MetaschedError
 
 MAX_LINE_BYTES = 64 * 1024
@@ -23,6 +25,7 @@ CLOCK_SKEW_SECONDS = 24 * 3600.0
 _MAX_STEP = 10**12
 _MAX_SAMPLES = 10**15
 _MAX_SECONDS = 10.0**8
+_MAX_SCHEDULE = 64
 
 _Instant = Annotated[float, Meta(ge=10.0**9)]  # September 2001: a clock before that was never set
 _Seconds = Annotated[float, Meta(ge=0.0, le=_MAX_SECONDS)]
@@ -38,6 +41,8 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 _Loss = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Progress = Annotated[float, Meta(ge=0.0, le=float(_MAX_STEP))]
 _Plan = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Regimes = Annotated[int, Meta(ge=1, le=MAX_REGIMES)]
+_Schedule = Annotated[tuple[tuple[_Batch, _Progress], ...], Meta(max_length=_MAX_SCHEDULE)]
 _RuleName = Annotated[str, Meta(max_length=64)]
 
 
@@ -80,6 +85,10 @@ class DeclareReport(_Line, frozen=True):
     ``first_batch`` is the global batch for which the learning rate is meant; ``max_batch``, ``min_per_gpu`` and
     ``max_per_gpu`` limit other batches; ``adaptive`` says whether the script consents to others; ``lr_scale`` names the
     rule that then scales the learning rate.
+
+    ``adapts`` names the rule by which the script changes its batch by itself, ``regimes`` the largest number of regimes
+    of the whole training, and ``schedule`` the regimes that it declares, as pairs of a batch and of the progress in
+    steps at the first batch at which it begins.
     """
 
     total_steps: _StepCount | None = None
@@ -91,6 +100,19 @@ class DeclareReport(_Line, frozen=True):
     max_per_gpu: _Batch | None = None
     adaptive: bool | None = None
     lr_scale: _RuleName | None = None
+    adapts: Literal["static", "accordion", "gns", "schedule"] | None = None
+    regimes: _Regimes | None = None
+    schedule: _Schedule = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a schedule whose regimes are not in order.
+
+        Raises:
+            ValueError: the first regime does not begin at 0, or a later one not after the one before.
+        """
+        begins = [began for _, began in self.schedule]
+        if begins and (begins[0] or any(later <= former for former, later in pairwise(begins))):
+            raise ValueError("key 'schedule' must begin at 0, and each regime after the one before")
 
 
 class StepsReport(_Line, frozen=True):

@@ -15,7 +15,7 @@ from metasched.core.apps import LossPoint
 from metasched.core.model import Job, Placement, Status
 from metasched.simulator.agent import Agent
 from metasched.simulator.records import JobOutcome, LocatedSpeed, RunInterval, Submission
-from metasched.throughput.training import Pace
+from metasched.throughput.training import Pace, ScriptedTraining
 
 STOPPED = Pace(0.0, math.inf)
 MAX_JOBS_PER_GPU = 2
@@ -73,7 +73,8 @@ class LiveJob:
         lost_seconds: training that failures undid.
         overhead_seconds: how long the job held GPUs without training.
         version: the number of the job's latest predicted event; earlier events are void.
-        agent: the trainer's side of a job whose batch size may change; None for another job.
+        agent: the trainer's side of a job whose batch size metasched may change; None for another job.
+        scripted: the training, where its script changes the batch size by itself; None for another job.
         ends: whether the job is to end for good.
     """
 
@@ -104,9 +105,11 @@ class LiveJob:
     version: int = 0
     agent: Agent | None = None
     ends: bool = False
+    scripted: ScriptedTraining | None = field(init=False)
 
     def __post_init__(self) -> None:
-        job = self.submission.job
+        job, training = self.submission.job, self.submission.training
+        self.scripted = training if isinstance(training, ScriptedTraining) else None
         self.total_steps = self.submission.training.total
         self.done_steps = self.saved_steps = job.progress_steps or 0.0
         self.earlier_attained = dict(job.attained)
@@ -193,6 +196,8 @@ class LiveJob:
             speed = before if same else LocatedSpeed(speed, locality)
         if speed is not self.job.speed:
             self.job = self.job.evolve(speed=speed)
+        if self.scripted is not None:
+            self.job = self.job.evolve(batching=self.scripted.reported_batching(self.done_steps))
         if self.agent is not None:
             self.job = self.agent.report(self.job, self.done_steps)
 

@@ -58,6 +58,7 @@ class Cluster:
         now: the present instant, in seconds.
         live: jobs that have arrived and are not finished, by uid, in the order of their arrival.
         phases_done: how many trials have reached the end of a phase so far.
+        changed_batch: whether a training script changed its batch size at the last instant whose events were processed.
     """
 
     def __init__(self, nodes: Iterable[Node], settings: Settings, *, fits_iterations: bool = False) -> None:
@@ -68,6 +69,7 @@ class Cluster:
         self.now = -math.inf
         self.live: dict[str, LiveJob] = {}
         self.phases_done = 0
+        self.changed_batch = False
         self._capacity = sum(node.gpus for node in self.nodes.values())
         self._free = {node.name: node.gpus for node in self.nodes.values()}
         self._down: set[str] = set()
@@ -163,7 +165,7 @@ class Cluster:
     def process_events(self) -> list[JobOutcome]:
         """Process the events of this instant; returns the records of the jobs that finish or end for good."""
         ended = []
-        freed = False
+        freed = self.changed_batch = False
         while self.next_event <= self.now:
             live = heapq.heappop(self._events)[2]
             if live.job.status is Status.STOPPING:
@@ -185,6 +187,7 @@ class Cluster:
                     self.phases_done += 1
                 self._set_pace(live)
                 live.update_speed()
+                self.changed_batch |= live.scripted is not None
         if freed:
             self._start_pending()
         return ended

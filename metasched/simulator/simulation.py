@@ -5,9 +5,9 @@ Each iteration advances the clock to the earliest of four instants: the next arr
 instant, in this order: events of the cluster are processed, nodes fail or are repaired, jobs arrive, and, if a round is
 due, the daemon's engine decides on a snapshot and the cluster gets the round's targets.
 
-Rounds are ``round_seconds`` apart. Arrivals, completions and failures may trigger an early round, after which the
-following ones are counted from it. The simulation ends when all jobs of the window are complete, or after
-``round_loop.MAX_IDLE_ROUNDS`` rounds without progress.
+Rounds are ``round_seconds`` apart. Arrivals, completions, failures and new batch sizes may trigger an early round,
+after which the following ones are counted from it. The simulation ends when all jobs of the window are complete, or
+after ``round_loop.MAX_IDLE_ROUNDS`` rounds without progress.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class _Simulation(RoundLoop):
         self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
         self.steady = policy.steady and not self._trials  # tuners decide by the trials' progress
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
+        self.wakes_on_batch = policy.wakes_on_batch
         self.begin = begin or InitialState()
         self.state, self.apps = self.begin.state, self.begin.apps
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
@@ -120,6 +121,8 @@ class _Simulation(RoundLoop):
         for outcome in outcomes:
             self.record_end(outcome)
             self.note_completion()
+        if self.cluster.changed_batch and self.wakes_on_batch:
+            self.changed = self.woken = True
 
     def note_completion(self) -> None:
         """Note that a job is gone, or that a trial has done its phase."""

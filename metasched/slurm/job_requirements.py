@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import ceil, floor
 
 from metasched.core.apps import TunerSettings
+from metasched.core.batching import AdaptationRule, BatchControl
 from metasched.core.model import Job, Placement, Preempt
 from metasched.slurm.client import Geometry, SlurmJob
 from metasched.slurm.errors import TagError
@@ -27,7 +28,9 @@ class Requirements:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
         tasks: Slurm's number of tasks of a rigid job, because its script may depend on it; None for an elastic job,
             where the wrapper starts one process per GPU.
-        slo_seconds, model, trials, adaptive_batch, app, tuner: as in the tag.
+        slo_seconds, model, trials, adapts, regimes, app, tuner: as in the tag.
+        adaptive_batch: whether metasched may change the batch size, where the training script consents, too.
+        own_batch: whether the script changes the batch size by a rule of its own.
         shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
@@ -52,6 +55,9 @@ class Requirements:
     shards: bool = False
     trials: bool = False
     adaptive_batch: bool = False
+    own_batch: bool = False
+    adapts: AdaptationRule | None = None
+    regimes: int | None = None
     app: str | None = None
     tuner: TunerSettings | None = None
 
@@ -137,7 +143,10 @@ def requirements(
         model=tag.model,
         shards=job.shards_per_node is not None,
         trials=tag.trials,
-        adaptive_batch=tag.adaptive_batch,
+        adaptive_batch=tag.batch is BatchControl.SCHEDULER,
+        own_batch=tag.batch is BatchControl.SCRIPT,
+        adapts=tag.adapts,
+        regimes=tag.regimes,
         app=tag.app,
         tuner=tag.tuner,
     )
@@ -190,7 +199,8 @@ def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | N
     """Raise TagError where the tag does not suit the resources of the request: none, whole GPUs, or shards of GPUs."""
     sizes = (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus))
     if gpus == 0:
-        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials), ("batch", tag.adaptive_batch)):
+        adaptive = tag.batch is BatchControl.SCHEDULER
+        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials), ("batch", adaptive)):
             if value:
                 raise TagError(
                     f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metasched.core.apps import TunerSettings
+from metasched.core.batching import MAX_REGIMES, AdaptationRule, BatchControl
 from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 
@@ -46,7 +47,10 @@ class Tag:
         slo_seconds: seconds from submission to the latest acceptable end.
         model: name of the trained model: jobs of one user with the same model are equally fast.
         trials: whether profiling runs of a few steps at other sizes may precede the training.
-        adaptive_batch: whether metasched may change the batch size, where the training script consents, too.
+        batch: who may change the batch size: nobody, the script by a rule of its own, or metasched, where the script
+            consents, too.
+        adapts: the rule by which the script changes the batch size; None where the tag names none.
+        regimes: the largest number of batch size regimes of the whole training.
         app: NAME of the app that the job belongs to.
         tuner: the tuner of the job's app; whether there is such a tuner, and its options, are checked elsewhere
             (``apps.tuners.registry.make_tuner``).
@@ -62,7 +66,9 @@ class Tag:
     slo_seconds: float | None = None
     model: str | None = None
     trials: bool = False
-    adaptive_batch: bool = False
+    batch: BatchControl = BatchControl.FIXED
+    adapts: AdaptationRule | None = None
+    regimes: int | None = None
     app: str | None = None
     tuner: TunerSettings | None = None
 
@@ -104,6 +110,7 @@ def parse_tag(comment: str) -> Tag | None:
         raise TagError(
             f"'min_gpus={tag.min_gpus}' is more than 'max_gpus={tag.max_gpus}': write the smaller number as min_gpus"
         )
+    _check_batch(tag)
     return tag
 
 
@@ -172,10 +179,13 @@ def _yes_or_no(word: str, text: str) -> bool:
     return text == "yes"
 
 
-def _batch(word: str, text: str) -> bool:
-    if text not in ("adaptive", "fixed"):
-        raise TagError(f"{quote(word)}: write adaptive (metasched may change the batch size) or fixed")
-    return text == "adaptive"
+def _batch(word: str, text: str) -> BatchControl:
+    if text not in BATCHES:
+        raise TagError(
+            f"{quote(word)}: write adaptive (metasched may change the batch size), own (the script changes it by a "
+            "rule of its own) or fixed"
+        )
+    return BATCHES[text]
 
 
 def _app(word: str, text: str) -> str:
@@ -200,6 +210,32 @@ def _tuner(word: str, text: str) -> TunerSettings:
     return TunerSettings(name, values)
 
 
+def _adapts(word: str, text: str) -> AdaptationRule:
+    try:
+        return AdaptationRule(text)
+    except ValueError:
+        raise TagError(f"{quote(word)}: write one of {', '.join(rule.value for rule in AdaptationRule)}") from None
+
+
+def _check_batch(tag: Tag) -> None:
+    """Raise TagError where the keys on the batch size contradict each other."""
+    for key, value in (("adapts", tag.adapts), ("regimes", tag.regimes)):
+        if value is not None and tag.batch is not BatchControl.SCRIPT:
+            raise TagError(f"'{key}' says how the script changes its batch size by itself: write batch=own with it")
+    if tag.adapts is AdaptationRule.STATIC and (tag.regimes or 1) > 1:
+        raise TagError(
+            f"'regimes={tag.regimes}' does not suit adapts=static, by which the batch size never changes: "
+            "name the rule, or leave regimes out"
+        )
+
+
+BATCHES: Mapping[str, BatchControl] = {
+    "adaptive": BatchControl.SCHEDULER,
+    "fixed": BatchControl.FIXED,
+    "own": BatchControl.SCRIPT,
+}
+"""Who may change the batch size, by the values of ``batch``."""
+
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
@@ -214,6 +250,8 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "batch": _batch,
     "app": _app,
     "tuner": _tuner,
+    "adapts": _adapts,
+    "regimes": _integer(MAX_REGIMES),
 }
-FIELDS: Mapping[str, str] = {"slo": "slo_seconds", "batch": "adaptive_batch"}
+FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
 """Names of ``Tag``'s fields, by key, where they differ."""

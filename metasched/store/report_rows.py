@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from metasched.core.apps import LossPoint
-from metasched.core.batching import BatchControl, Batching
 from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
     EndReport,
-    ProfilingReport,
     Report,
     StartReport,
     StepsReport,
@@ -98,10 +96,8 @@ class ReportRows(Connection):
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
-                batching = self._batching(file.uid, reports)
-                adapts = batching is not None and batching.control is BatchControl.SCHEDULER
-                self._progress(file.uid, reports, adapts=adapts)
-                self._losses(file.uid, reports, adapts=adapts)
+                self._losses(file.uid, self._batching(file.uid, reports))
+                self._loss_and_total(file.uid, reports)
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -114,17 +110,20 @@ class ReportRows(Connection):
         )
         return replace(file, run=report.run)
 
-    def _batching(self, uid: str, reports: Sequence[Report]) -> Batching | None:
-        """Bring the job's batch size and gradient noise up to date, and return the batch size."""
-        row = self._row("SELECT batching, noise FROM jobs WHERE uid = ?", [uid])
+    def _batching(self, uid: str, reports: Sequence[Report]) -> list[tuple[Report, float | None]]:
+        """Bring the job's batch size, noise and progress up to date; returns the reports, each with its progress."""
+        row = self._row("SELECT batching, noise, progress_steps FROM jobs WHERE uid = ?", [uid])
         if row is None:
-            return None
-        before = ReportedBatching(batching_of(row[0]), noise_of(row[1]))
-        after = before.after(reports)
+            return []
+        before = after = ReportedBatching(batching_of(row[0]), noise_of(row[1]), row[2])
+        with_progress = list[tuple[Report, float | None]]()
+        for report in reports:
+            after = after.after([report])
+            with_progress.append((report, after.progress))
         if after != before:
-            values = [record_json(after.batching), record_json(after.noise), uid]
-            self._write("UPDATE jobs SET batching = ?, noise = ? WHERE uid = ?", values)
-        return after.batching
+            values = [record_json(after.batching), record_json(after.noise), after.progress, uid]
+            self._write("UPDATE jobs SET batching = ?, noise = ?, progress_steps = ? WHERE uid = ?", values)
+        return with_progress
 
     def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
         self._write(
@@ -173,11 +172,11 @@ class ReportRows(Connection):
         )
         return {uid: _losses_of(points, of_metric).points for uid, points, of_metric in rows}
 
-    def _losses(self, uid: str, reports: Sequence[Report], *, adapts: bool) -> None:
-        """Bring the job's losses up to date."""
+    def _losses(self, uid: str, reports: Sequence[tuple[Report, float | None]]) -> None:
+        """Bring the job's losses up to date, by reports with the progress after each."""
         row = self._row("SELECT points, of_metric FROM losses WHERE uid = ?", [uid])
         before = ReportedLosses() if row is None else _losses_of(*row)
-        after = before.after(reports, adapts=adapts)
+        after = before.after(reports)
         if len(after.points) and (row is None or after != before):
             points = [[steps, loss if math.isfinite(loss) else None] for steps, loss in after.points]
             self._write(
@@ -193,21 +192,13 @@ class ReportRows(Connection):
             [uid, uid, rows],
         )
 
-    def _progress(self, uid: str, reports: Sequence[Report], *, adapts: bool) -> None:
-        """Bring the job's progress, loss and total up to date; where the batch adapts, steps alone are no progress."""
-        # A checkpoint is written while training continues: its line may come after those of later steps.
-        done = _last(
-            r.step if r.progress is None and not adapts else r.progress
-            for r in reports
-            if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport)
-        )
+    def _loss_and_total(self, uid: str, reports: Sequence[Report]) -> None:
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
-        if (done, loss, total) != (None, None, None):
+        if (loss, total) != (None, None):
             self._write(
-                "UPDATE jobs SET progress_steps = coalesce(?, progress_steps), loss = coalesce(?, loss), "
-                "total_steps = coalesce(?, total_steps) WHERE uid = ?",
-                [done, loss, total, uid],
+                "UPDATE jobs SET loss = coalesce(?, loss), total_steps = coalesce(?, total_steps) WHERE uid = ?",
+                [loss, total, uid],
             )
 
 

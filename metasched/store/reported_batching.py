@@ -1,4 +1,4 @@
-"""A job's batch size and gradient noise, brought up to date from the reports of its trainers. Pure.
+"""A job's batch size, gradient noise and progress, brought up to date from the reports of its trainers. Pure.
 
 The numbers are the user's: noise that no training has is clamped, and only the latest regimes are stored.
 """
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
-from metasched.shared_dir.reports import DeclareReport, Report, StepsReport
+from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
+from metasched.shared_dir.reports import DeclareReport, EndReport, Report, StartReport, StepsReport, StopReport
 
 MAX_NOISE = 1e30
 """Largest squared norm and variance of a gradient that is stored."""
@@ -19,16 +19,18 @@ MAX_REGIMES = 64
 
 
 class ReportedBatching(NamedTuple):
-    """What is known of a job's batch size and gradients.
+    """What is known of a job's batch size, gradients and progress.
 
     Attributes:
         batching: the batch size; None where nothing was reported. ``control`` is the script's word alone: SCHEDULER
             where the script consents to other batches.
         noise: the latest gradient noise; None where it is not known.
+        progress: steps done, at the first batch; None where they are not known.
     """
 
     batching: Batching | None = None
     noise: GradientNoise | None = None
+    progress: float | None = None
 
     def after(self, reports: Iterable[Report]) -> ReportedBatching:
         """The same after further reports of the job's latest trainer, in their order."""
@@ -38,16 +40,22 @@ class ReportedBatching(NamedTuple):
                 found = found.after_declaration(report)
             elif isinstance(report, StepsReport):
                 found = found.after_steps(report)
+            # A checkpoint is written while training continues: its line may come after those of later steps.
+            elif isinstance(report, StartReport | StopReport | EndReport):
+                found = found._replace(progress=_progress_after(report, found.batching, found.progress))
         return found
 
     def after_declaration(self, report: DeclareReport) -> ReportedBatching:
-        """The same after the script has declared its batch size and its limits."""
+        """The same after the script has declared its batch size, its limits, and the rule by which it changes."""
         first = report.first_batch or report.global_batch
         if first is None:
             return self
         before = self.batching or Batching(first)
         consents = BatchControl.SCHEDULER if report.adaptive else BatchControl.FIXED
         control = before.control if report.adaptive is None else consents
+        adapts = None if report.adapts is None else AdaptationRule(report.adapts)
+        if adapts not in (None, AdaptationRule.STATIC):
+            control = BatchControl.SCRIPT
         declared = replace(
             before,
             first_batch=first,
@@ -55,23 +63,32 @@ class ReportedBatching(NamedTuple):
             max_batch=report.max_batch,
             min_per_gpu=report.min_per_gpu or 1,
             max_per_gpu=report.max_per_gpu,
+            adapts=adapts,
+            most_regimes=report.regimes,
+            schedule=tuple(BatchRegime(batch, began) for batch, began in report.schedule),
         )
         return self._replace(batching=declared)
 
     def after_steps(self, report: StepsReport) -> ReportedBatching:
         """The same after steps at a batch size, with their gradient noise where it was measured."""
         before = self.batching or Batching(report.global_batch)
-        regimes = before.regimes
-        if not regimes or regimes[-1].batch != report.global_batch:
-            done = report.step if report.progress is None else report.progress
-            began = max(done - report.steps, 0.0) if regimes else 0.0
-            regimes = (*regimes, BatchRegime(report.global_batch, began))[-MAX_REGIMES:]
-        plan = BatchPlan(report.per_gpu_batch, report.accumulation)
-        taken = max(before.taken_plan, report.plan)
-        batching = replace(before, plan=plan, global_batch=report.global_batch, regimes=regimes, taken_plan=taken)
-        if batching.control is BatchControl.FIXED and batching.has_changed:
-            batching = replace(batching, control=BatchControl.SCRIPT)
-        return ReportedBatching(batching, _noise(report) or self.noise)
+        regimes, control = before.regimes, before.control
+        changes = not regimes or regimes[-1].batch != report.global_batch
+        if control is BatchControl.FIXED and regimes and (changes or before.has_changed):
+            control = BatchControl.SCRIPT
+        progress = _progress_after(report, replace(before, control=control), self.progress)
+        if changes:
+            began = 0.0 if not regimes else self.progress if self.progress is not None else report.step - report.steps
+            regimes = (*regimes, BatchRegime(report.global_batch, max(began, 0.0)))
+        batching = replace(
+            before,
+            control=control,
+            plan=BatchPlan(report.per_gpu_batch, report.accumulation),
+            global_batch=report.global_batch,
+            regimes=regimes[-MAX_REGIMES:],
+            taken_plan=max(before.taken_plan, report.plan),
+        )
+        return ReportedBatching(batching, _noise(report) or self.noise, progress)
 
 
 def has_implausible_noise(report: Report) -> bool:
@@ -90,3 +107,20 @@ def _noise(report: StepsReport) -> GradientNoise | None:
 
 def _clamped(number: float) -> float:
     return min(max(number, 0.0), MAX_NOISE)
+
+
+def _progress_after(
+    report: StartReport | StepsReport | StopReport | EndReport, batching: Batching | None, before: float | None
+) -> float | None:
+    """The progress after a report, by the batch size and the progress before it.
+
+    Where the batch changes, steps alone are no progress. A script that changes its batch by itself trains the same
+    number of epochs at every batch, so its samples are its progress.
+    """
+    if report.progress is not None:
+        return report.progress
+    if batching is None or batching.control is BatchControl.FIXED:
+        return report.step
+    if batching.control is BatchControl.SCHEDULER or isinstance(report, StopReport):
+        return before
+    return ((before or 0.0) if isinstance(report, StepsReport) else 0.0) + report.samples / batching.first_batch

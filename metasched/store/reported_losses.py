@@ -23,18 +23,16 @@ class ReportedLosses(NamedTuple):
     points: tuple[LossPoint, ...] = ()
     of_metric: bool = False
 
-    def after(self, reports: Iterable[Report], *, adapts: bool) -> ReportedLosses:
+    def after(self, reports: Iterable[tuple[Report, float | None]]) -> ReportedLosses:
         """The same after further reports of the job's latest trainer, in their order.
 
         Args:
-            reports: the reports.
-            adapts: whether the batch adapts, so that steps alone are no progress.
+            reports: the reports, each with the job's progress after it; None where that is not known.
         """
         points, of_metric = list(self.points), self.of_metric
-        for report in reports:
+        for report, progress in reports:
             if not isinstance(report, StepsReport | EndReport):
                 continue
-            progress = report.step if report.progress is None and not adapts else report.progress
             if report.metric is not msgspec.UNSET and not of_metric:
                 points, of_metric = [], True  # the losses of before are another quantity
             loss = _metric(report) if of_metric else _loss(report)

@@ -9,7 +9,7 @@ from typing import Any
 
 from metasched.core.apps import AppsState
 from metasched.core.batching import BatchPlan
-from metasched.core.model import Placement
+from metasched.core.model import Placement, PlannedRun
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError
@@ -23,7 +23,7 @@ NO_ENDS: Mapping[str, Reason] = MappingProxyType({})
 
 
 class RoundRows(HistoryQueries, HistoryPruning):
-    """Reads and writes of rounds: their targets, decisions, snapshots, and the states of policies and apps."""
+    """Reads and writes of rounds: targets, planned runs, decisions, snapshots, states of policies and apps."""
 
     def commit_round(
         self,
@@ -45,6 +45,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         batches: Mapping[str, BatchPlan] | None = None,
         apps: AppsState = NO_APPS,
         ends: Mapping[str, Reason] = NO_ENDS,
+        planned: Mapping[str, PlannedRun] | None = None,
     ) -> None:
         """Commit one round: the states of the policy and of the apps, the targets, the ends, and the reasons.
 
@@ -69,6 +70,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             batches: the batch plan of each target whose trainer should take one up, by uid.
             apps: the apps' state, for the next round.
             ends: why jobs are to end for good, by uid; the first reason of a job remains.
+            planned: when a job is to run next, by uid, as far as the policy plans.
 
         Raises:
             RoundOrderError: the number is not greater than the last round's.
@@ -84,6 +86,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
             plans = {uid: record_json(batch) for uid, batch in (batches or {}).items()}
             self._commit_targets(placed, co_runners or {}, time_slicing, plans)
+            self._commit_planned(planned or {})
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
@@ -118,6 +121,10 @@ class RoundRows(HistoryQueries, HistoryPruning):
         """The batch plans that the latest round decided, by uid."""
         rows = self._rows("SELECT uid, batch FROM targets WHERE batch IS NOT NULL")
         return {uid: batch for uid, text in rows if (batch := batch_plan_of(text)) is not None}
+
+    def planned_runs(self) -> dict[str, PlannedRun]:
+        """When jobs are to run next, by uid, as the latest round planned."""
+        return {uid: PlannedRun(*run) for uid, *run in self._rows("SELECT uid, begins, seconds FROM planned_runs")}
 
     def target_co_runners(self) -> tuple[dict[str, str], frozenset[str]]:
         """Co-runners by uid, as the latest round decided, and the uids of jobs that alternate with theirs."""
@@ -173,6 +180,13 @@ class RoundRows(HistoryQueries, HistoryPruning):
                 (rank, uid, text, co_runners.get(uid), int(uid in time_slicing), batches.get(uid))
                 for rank, (uid, text) in enumerate(placed.items())
             ],
+        )
+
+    def _commit_planned(self, planned: Mapping[str, PlannedRun]) -> None:
+        self._write("DELETE FROM planned_runs")
+        self._write_many(
+            "INSERT INTO planned_runs (uid, begins, seconds) VALUES (?, ?, ?)",
+            [(uid, run.begins, run.seconds) for uid, run in planned.items()],
         )
 
     def _commit_decisions(

@@ -233,6 +233,11 @@ def _apps(db: Database) -> None:
     )
 
 
+@migrations(name="0012_planned_runs")
+def _planned_runs(db: Database) -> None:
+    db.execute("CREATE TABLE planned_runs (uid TEXT PRIMARY KEY, begins REAL NOT NULL, seconds REAL NOT NULL)")
+
+
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchRegime
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement, Speed
 from metasched.throughput.throughput_table import TableSpeed, ThroughputTable, table_speed
@@ -211,6 +212,24 @@ class RegimeTraining:
     def known(self, done: float) -> Speed:
         """The table's speed in the present regime; policies do not know the regimes to come."""
         return self._known(self.regime(done))
+
+    def reported_batching(self, done: float) -> Batching:
+        """The batch size as the trainer has reported it after ``done`` steps, with what its user declares.
+
+        The user declares the rule and the largest batch, and no number of regimes, which would tell the future.
+        """
+        now = self.regime(done)
+        so_far = zip(self.regimes[: now + 1], (0.0, *self.ends), strict=False)
+        first = self.regimes[0].batch
+        return Batching(
+            first,
+            BatchControl.FIXED if self.mode is Mode.STATIC else BatchControl.SCRIPT,
+            global_batch=self.regimes[now].batch,
+            max_batch=None if self.mode is Mode.STATIC else max(FAMILIES[self.family].largest or first, first),
+            regimes=tuple(BatchRegime(one.batch, began) for one, began in so_far),
+            adapts=AdaptationRule(self.mode.value),
+            most_regimes=1 if self.mode is Mode.STATIC else None,
+        )
 
     def regime(self, done: float) -> int:
         """The index of the regime after ``done`` steps."""

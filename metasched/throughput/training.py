@@ -60,3 +60,11 @@ class AdaptiveTraining(Training, Protocol):
 
     def tuned_pace(self, done: float, placement: Placement, plan: BatchPlan, co_runner: Training | None = None) -> Pace:
         """The speed with a batch plan, in steps at the first batch; otherwise as ``pace``."""
+
+
+@runtime_checkable
+class ScriptedTraining(Training, Protocol):
+    """A training whose script changes its batch size by itself. Work is counted in steps at the first batch."""
+
+    def reported_batching(self, done: float) -> Batching:
+        """The batch size as the trainer has reported it after ``done`` steps; nothing of regimes to come."""

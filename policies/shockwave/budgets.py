@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-RHO_RANGE = (1e-2, 1e2)
-"""Estimates outside of this range count as its ends, so that one wrong estimate does not silence all other jobs."""
+RHO_RANGE = (1.0, 1e2)
+"""Estimates outside of this range count as its ends.
+
+A job that is ahead of its fair finish is not poorer than others; and one wrong estimate does not silence all others.
+"""
 
 
 def estimated_rho(age: float, remaining: float, total: float, contention: float) -> float:
@@ -26,18 +29,16 @@ def estimated_rho(age: float, remaining: float, total: float, contention: float)
     return (age + remaining * factor) / (total * factor)
 
 
-def mean_contention(requested_gpu_seconds: float, gpus: float, seconds: float) -> float:
-    """The mean contention over a span: GPUs requested by live jobs, over the cluster's GPUs.
-
-    The paper counts jobs instead of their GPUs, which is the same for jobs of one GPU.
+def mean_contention(job_seconds: float, gpus: float, seconds: float) -> float:
+    """The mean contention over a span: live jobs over the cluster's GPUs.
 
     Args:
-        requested_gpu_seconds: the integral of the requested GPUs over the span. With a running integral of the whole
+        job_seconds: the integral of the number of live jobs over the span. With a running integral of the whole
             cluster, a job needs only its value at the job's submission.
         gpus: GPUs of the cluster.
         seconds: the length of the span; over an empty span, the contention is 1.
     """
-    return requested_gpu_seconds / (gpus * seconds) if seconds > 0 and gpus > 0 else 1.0
+    return job_seconds / (gpus * seconds) if seconds > 0 and gpus > 0 else 1.0
 
 
 def budgets(rho: Sequence[float], exponent: float, weights: Sequence[float]) -> Floats:

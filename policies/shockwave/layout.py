@@ -35,8 +35,8 @@ class Layout:
             row = int(self.rows[job])
             self._add(job, row, np.arange(self._useful(row, market.window.rounds)))
 
-    def lay_out(self, rows: Ints, rounds: Ints, order: Ints, begins: Ints, early: Bools) -> None:
-        """Give jobs their numbers of rounds, in one piece where that is possible.
+    def lay_out(self, rows: Ints, rounds: Ints, order: Ints) -> None:
+        """Give jobs their numbers of rounds, as early as they can, in one piece where that is possible.
 
         A job that fits in no single piece is divided. Where it fits in too few rounds, other jobs move rounds to make
         place for it; it may get fewer rounds all the same.
@@ -45,13 +45,11 @@ class Layout:
             rows: by job, the row in which it is to run.
             rounds: by job, the number of rounds.
             order: the jobs in the order in which they get their rounds.
-            begins: by job, the round in which it begins if it can; -1 for any.
-            early: by job, whether it then begins as early as it can, rather than where the most is free.
         """
         exchanges = MOST_EXCHANGES // self._market.window.rounds
         for job in order[rounds[order] > 0].tolist():
             row, wanted = int(rows[job]), int(rounds[job])
-            self._add(job, row, _pieces(self._slack(row), wanted, int(begins[job]), early=bool(early[job])))
+            self._add(job, row, _pieces(self._slack(row), wanted))
             while exchanges and self.runs[job].sum() < wanted and self._exchange(job, row):
                 exchanges -= 1
 
@@ -92,6 +90,15 @@ class Layout:
     def objective(self) -> float:
         """The market's objective of this schedule."""
         return self._market.objective(self.progress())
+
+    def delay(self) -> float:
+        """The mean round in which progress is made, in rounds times what the progress contributes to the objective."""
+        market, jobs = self._market, np.arange(len(self._market.keys))
+        progress = np.column_stack([np.zeros(len(jobs)), self.progress()])
+        welfare = market.welfare(jobs, progress)
+        rounds = self.runs.sum(axis=1)
+        middle = (self.runs * np.arange(self.runs.shape[1])).sum(axis=1) / np.maximum(rounds, 1)
+        return float(((welfare[:, 1] - welfare[:, 0]) * middle).sum())
 
     def _add(self, job: int, row: int, rounds: Ints) -> None:
         if len(rounds):
@@ -172,26 +179,18 @@ class Layout:
         return np.asarray((runs & ~np.column_stack([self._market.running[rows], runs[:, :-1]])).sum(axis=1))
 
 
-def _pieces(slack: Floats, wanted: int, begin: int, *, early: bool) -> Ints:
-    """Rounds for a job: from ``begin`` on if they fit, else in one piece where there is the most slack.
-
-    Slack stays even over the rounds in that way, so that the jobs that follow find their rounds.
+def _pieces(slack: Floats, wanted: int) -> Ints:
+    """Rounds for a job: the first ones without a break in which it fits.
 
     Args:
         slack: by round, how many jobs with the same needs fit.
         wanted: the number of rounds, from 1 to all.
-        begin: the round to begin with; -1 for any.
-        early: whether the job is to begin as early as it can instead.
 
     Returns:
         Rounds; in several pieces where one would be too short, and fewer than wanted where the job fits into fewer.
     """
-    if 0 <= begin <= len(slack) - wanted and slack[begin : begin + wanted].min() >= 1:
-        return np.arange(begin, begin + wanted)
-    windows = np.lib.stride_tricks.sliding_window_view(slack, wanted)
-    least = windows.min(axis=1)
+    least = np.lib.stride_tricks.sliding_window_view(slack, wanted).min(axis=1)
     if least.max() >= 1:
-        begin = int((least >= 1).argmax() if early else np.lexsort((-windows.sum(axis=1), -least))[0])
+        begin = int((least >= 1).argmax())
         return np.arange(begin, begin + wanted)
-    most = np.argsort(-slack, kind="stable")[:wanted]
-    return np.sort(most[slack[most] >= 1])
+    return np.flatnonzero(slack >= 1)[:wanted]

@@ -90,8 +90,9 @@ class Window:
         round_seconds: the length of a round (D).
         regularisation: what lowering the bound of the makespan by 1 % counts for, in percent of the mean progress, at
             least 0 (lambda).
-        head_start: rounds of progress that count as done before the window, above 0, so that the logarithm is finite
-            for jobs that have done nothing.
+        head_start: the part of the whole job that counts as done besides what is done, above 0, so that the logarithm
+            is finite for jobs that have done nothing. With 1, the last part of a job counts for half as much as the
+            first; with less, jobs are begun rather than ended.
         elastic: whether jobs choose among all their modes, rather than among those with the requested GPUs.
     """
 
@@ -107,7 +108,7 @@ class Window:
         if not (math.isfinite(self.regularisation) and self.regularisation >= 0):
             raise ValueError(f"regularisation is {self.regularisation}; give a number from 0, such as 1")
         if not self.head_start > 0:
-            raise ValueError(f"head_start is {self.head_start}; give a number of rounds above 0, such as 1")
+            raise ValueError(f"head_start is {self.head_start}; give a part of the job above 0, such as 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,22 +179,18 @@ class Market:
         total = np.array([job.done + job.modes[0].curve.steps[-1] for job in kept])
         number = np.array([row[0] for row in rows], dtype=np.int64)
         modes = [row[2] for row in rows]
-        first = np.flatnonzero(np.diff(number, prepend=-1))
         corner_seconds, corner_steps = (
             _padded([m.curve.seconds for m in modes]),
             _padded([m.curve.steps for m in modes]),
         )
         progress = corner_steps / total[number][:, None]
         budgets = np.array([job.budget for job in kept])
-        head_start = _interpolate(
-            np.full((len(first), 1), window.head_start * window.round_seconds), corner_seconds[first], progress[first]
-        )
         return cls(
             window=window,
             keys=tuple(job.key for job in kept),
             budgets=budgets / budgets.sum() if kept else budgets,
             pinned=np.array([job.pinned for job in kept], dtype=bool),
-            done=np.array([job.done for job in kept]) / total + head_start[:, 0],
+            done=np.array([job.done for job in kept]) / total + window.head_start,
             capacity=np.array(capacity, dtype=float),
             gpus=float(gpus),
             job=number,

@@ -19,19 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from metasched.core.batching import BatchRegime
-
-OVERDUE = 0.05
-"""A declared change that is late by more than this fraction of the training is not expected any more."""
-
-
-class AdaptationRule(enum.Enum):
-    """The rule by which a training script changes its batch size."""
-
-    STATIC = "static"  # never
-    ACCORDION = "accordion"  # back and forth between the first and the largest batch (Agarwal et al., MLSys 2021)
-    GNS = "gns"  # doubled as the gradient noise grows, up to the largest batch (McCandlish et al., 2018)
-    SCHEDULE = "schedule"  # at declared steps
+from metasched.core.batching import OVERDUE, AdaptationRule, BatchRegime
 
 
 class Estimator(enum.Enum):

@@ -6,13 +6,14 @@ give equal schedules on any machine.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from policies.shockwave.layout import Layout
 from policies.shockwave.layout_search import best_layout
-from policies.shockwave.market import Bools, Floats, Ints, Market
+from policies.shockwave.market import Bools, Floats, Market
 from policies.shockwave.round_counts import round_counts
 
 
@@ -62,8 +63,7 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
     supply = np.maximum(pinned.free, 0.0).sum(axis=0)
     start = None if last is None else np.append(last.prices, last.load_share)
     counts = round_counts(market, supply, pinned.progress(), start)
-    begins = _planned_begins(market, last, elapsed)
-    best = best_layout(market, counts, begins, None if last is None else _continued(market, last, elapsed))
+    best = best_layout(market, counts, None if last is None else _continued(market, last, elapsed))
     return Schedule(
         market.keys,
         tuple(market.mode[best.rows].tolist()),
@@ -75,18 +75,28 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
     )
 
 
-def _planned_begins(market: Market, last: Schedule | None, elapsed: int) -> Ints:
-    """By job, the round in which it is to begin: at once if it runs now, else as planned; -1 where nothing is planned.
+def continue_schedule(market: Market, last: Schedule, elapsed: int = 0) -> Schedule:
+    """What is left of an earlier schedule; what it leaves free is given to those that gain most, by its prices.
 
-    Without that, a schedule that is made anew each round could put off the same job again and again.
+    Args:
+        market: the window.
+        last: the schedule of an earlier window; its prices belong to this window's resources.
+        elapsed: rounds between the begins of both windows.
+
+    Returns:
+        A schedule that leaves nothing free that a job could use. Its bound is not known, and so infinite.
     """
-    begins = np.where(np.bincount(market.job[market.running], minlength=len(market.keys)) > 0, 0, -1)
-    if last is not None and elapsed < last.runs.shape[1]:
-        left = last.runs[:, max(elapsed, 0) :]
-        planned = dict(zip(last.keys, np.where(left.any(axis=1), left.argmax(axis=1), -1).tolist(), strict=True))
-        found = np.array([planned.get(key, -1) for key in market.keys], dtype=np.int64)
-        begins = np.where(begins < 0, found, begins)
-    return np.asarray(begins)
+    layout = _continued(market, last, elapsed)
+    layout.fill(last.prices, last.load_share)
+    return Schedule(
+        market.keys,
+        tuple(market.mode[layout.rows].tolist()),
+        layout.runs,
+        layout.objective(),
+        math.inf,
+        last.prices,
+        last.load_share,
+    )
 
 
 def _continued(market: Market, last: Schedule, elapsed: int) -> Layout:

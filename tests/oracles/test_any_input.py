@@ -18,7 +18,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from metasched.core.apps import LossPoint, TunerSettings
-from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientNoise
+from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.model import Hold, Job, Node, Preempt, Quota, Status
 from metasched.core.policy import PolicyState, installed_policies
 from metasched.core.reason_words import words
@@ -89,6 +89,12 @@ PARAMETERS: Mapping[str, tuple[dict, ...]] = {
         {"search": "population", "generations": 3, "population": 4},
         {"search": "population", "generations": 1, "population": 2, "background": False, "p": -1000.0},
     ),
+    "shockwave": (
+        {"k": 0.0, "regularisation": 0.0, "background": False},
+        {"predictor": "greedy", "window_rounds": 2, "restart_seconds": 0.0},
+        {"predictor": "bayes", "elastic": True, "by_account": True, "background": False},
+        {"samples": 3, "elastic": True},
+    ),
     "slaq": ({"history_weight": 1.0}, {"history_weight": 1e-3}),
     "slurm": ({"backfill": False}, {"default_limit_seconds": 1.0, "favor_small": True, "half_life_seconds": 1e-3}),
     "srsf": (*ELASTIC, BY_APP),
@@ -145,6 +151,10 @@ BATCHES = st.one_of(
         max_batch=st.sampled_from((None, 1, 64, 4096, 10**9)),
         min_per_gpu=st.sampled_from((1, 32, 10**9)),
         max_per_gpu=st.sampled_from((None, 1, 64, 10**9)),
+        regimes=st.sampled_from(((), (BatchRegime(64, 0.0), BatchRegime(10**9, 5.0)), (BatchRegime(0, 1e300),))),
+        adapts=st.sampled_from((None, *AdaptationRule)),
+        most_regimes=st.sampled_from((None, 1, 3, 10**9)),
+        schedule=st.sampled_from(((), (BatchRegime(64, 0.0), BatchRegime(1, 1e9)))),
     ),
 )
 NOISE = st.one_of(

@@ -65,6 +65,8 @@ KINDS = {
     "stop": {"step": int, "cause": str, "noticed": float, "checkpointed": bool},
     "end": {"step": int, "samples": int, "loss": (float, type(None))},
 }
+# Keys of `declare` where the script has a rule for its batch, as far as they are known.
+RULE_KEYS = {"adapts", "regimes", "schedule"}
 # The further keys of a training whose batch adapts.
 ADAPTIVE_KINDS = {
     "start": {"progress": float},
@@ -248,7 +250,7 @@ class Workplace:
             assert line["v"] == 1
             assert abs(line["t"] - time.time()) < 3600
             keys = KINDS[line["kind"]] | (ADAPTIVE_KINDS.get(line["kind"], {}) if adaptive else {})
-            assert line.keys() == keys.keys() | {"v", "t", "kind"}
+            assert line.keys() - RULE_KEYS == keys.keys() | {"v", "t", "kind"}
             for key, kind in keys.items():
                 assert isinstance(line[key], kind), (key, line)
             found.append(line)

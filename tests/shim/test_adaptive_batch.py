@@ -249,3 +249,40 @@ def test_a_trainer_tunes_itself(workplace):
     scale = last["grad_variance"] / last["grad_square"] if last["grad_square"] else math.inf
     assert trained[-1]["progress"] - trained[-1]["before"] == pytest.approx(gain(M0, trained[-1]["batch"], scale))
     assert {line["plan"] for line in lines} == {0}
+
+
+@pytest.mark.parametrize(("rule", "workers", "most"), [("gns", 0, 60), ("accordion", 2, 20)])
+def test_a_rule_of_the_script_changes_the_batch_alike_at_every_size_and_restart(workplace, rule, workers, most):
+    """On 1, 2 and 3 GPUs, with a stop and a kill in between, each step has the batch of the undisturbed training."""
+    job = ("--max-batch", most, "--max-per-gpu", 12, "--lr-scale", "sqrt", "--epochs", EPOCHS, "--adapts", rule)
+    whole = workplace()
+    trainers = whole.launch(1, *job, run=1)
+    assert trainers.wait() == [0], trainers.output()
+
+    place = workplace()
+    first = place.launch(2, *job, "--workers", workers, "--halt", 23, run=1)  # step 24 is compared with step 23
+    with place.halted(1, 23):
+        first.signal(0)
+    assert first.wait() == [85] * 2, first.output()
+    second = place.launch(3, *job, "--halt", 47, "--checkpoint-every", 0, run=2)
+    for rank in range(3):
+        place.wait_for(lambda rank=rank: place.last_step(2, rank) >= 47, "step 47")
+        second.signal(rank, signal.SIGKILL)
+    assert second.wait() == [-signal.SIGKILL] * 3
+    (place.directory / "go-47").touch()
+    third = place.launch(1, *job, "--workers", workers, run=3)
+    assert third.wait() == [0], third.output()
+
+    expected, found = steps(whole, 1), steps(place, 1, 2, 3)
+    batches = [batch for batch, _ in itertools.groupby(step["full_batch"] for step in expected)]
+    assert len(batches) > 2
+    assert place.report(1, adaptive=True)[1]["adapts"] == rule
+    for one, other in zip(expected, found, strict=True):
+        assert sorted(one["indices"]) == sorted(other["indices"])
+        assert [one[key] for key in ("epoch", "full_batch", "rate", "progress")] == pytest.approx(
+            [other[key] for key in ("epoch", "full_batch", "rate", "progress")]
+        )
+    assert_every_sample_once(expected)
+    assert expected[-1]["progress"] == EPOCHS * STEPS_PER_EPOCH
+    one, other = (torch.load(each.directory / "final.pt") for each in (whole, place))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)

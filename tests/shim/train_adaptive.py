@@ -17,6 +17,12 @@ from trainer_shim.data import train_loader
 from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.session import trainer_session, vote_interval
 
+RULES = {
+    "accordion": trainer_shim.Accordion(threshold=0.3, every=0.5),
+    "gns": trainer_shim.NoiseScale(factor=0.2, every=0.5),
+    "schedule": trainer_shim.BatchSchedule({1: 20, 3: 60}),
+}
+
 
 class Numbers(torch.utils.data.Dataset):
     """Sample i is (i, features, target), of a linear function with noise."""
@@ -69,6 +75,7 @@ def parse():
     parser.add_argument("--max-batch", type=int)
     parser.add_argument("--max-per-gpu", type=int)
     parser.add_argument("--lr-scale")
+    parser.add_argument("--adapts", choices=RULES, help="the script's own rule")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--halt", type=int, action="append", default=[], help="after this step, wait for `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
@@ -97,6 +104,8 @@ def main():
     ctx = trainer_shim.init(args.directory / "checkpoints", checkpoint_every=args.checkpoint_every)
     net, optimizer, schedule = make_training()
     model = ctx.wrap(net)
+    if args.adapts:
+        ctx.adapts(RULES[args.adapts])
     loader = ctx.loader(
         Numbers(args.samples),
         global_batch=args.global_batch,

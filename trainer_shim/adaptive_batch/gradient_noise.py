@@ -50,9 +50,9 @@ class LocalSums(NamedTuple):
         micro_batches: the number of this rank's micro-batches that have samples.
         mean_square: |P G|^2 of the mean gradient, of this rank's share of the parameters; 0 where one gradient is
             compared.
-        product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2; only of a rank
-            that is alone.
-        difference_weight: 1/n + 1/n' of these two steps.
+        product, difference_square: the product of PG and PG' of two steps in a row, and |P (G - G')|^2, divided by the
+            number of ranks.
+        difference_weight: 1/n + 1/n' of these two steps, divided by the number of ranks.
         invalid: 1 where the rank has nothing to compare, or could not measure; else 0.
     """
 
@@ -88,12 +88,15 @@ class _EarlierGradients(NamedTuple):
 class GradientNoise:
     """Measures the gradient noise on one rank, by hooks on the parameters, before gradients are summed or clipped.
 
-    A training of one micro-batch a step holds one copy of its gradients. No other training copies gradients.
+    A training of one micro-batch a step, and one whose steps are compared, holds one copy of its gradients. No other
+    training copies gradients.
 
     Args:
         optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
         rank: the number of this rank.
         ranks: the number of ranks.
+        by_steps: whether two steps in a row are compared at every number of ranks and micro-batches, which makes the
+            measurement the same for all of them.
         every: the steps between two measurements.
 
     Attributes:
@@ -106,9 +109,12 @@ class GradientNoise:
         *,
         rank: int = 0,
         ranks: int = 1,
+        by_steps: bool = False,
         every: int = MEASURE_EVERY,
     ) -> None:
         self._alone = ranks == 1
+        self._ranks = ranks
+        self._by_steps = by_steps
         self._every = every
         self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
         trained = [
@@ -148,6 +154,10 @@ class GradientNoise:
         for handle in self._handles:
             handle.remove()
 
+    def forget_earlier(self) -> None:
+        """Compare the next step with no earlier one."""
+        self._earlier = None
+
     def begin_pass(self, step: int, micro: MicroBatch) -> None:
         """Begin a backward pass of a micro-batch, in the step with the number `step`, from 0."""
         if step != self._step:
@@ -157,7 +167,7 @@ class GradientNoise:
             self._seen.clear()
             self._micro_batches += micro.samples > 0
         # the only gradient of a step is measured when it is whole
-        single = self._alone and micro.last and self._micro_batches <= 1
+        single = self._by_steps or (self._alone and micro.last and self._micro_batches <= 1)
         self._collects = self._measured and not single and micro.samples > 0
 
     def end_pass(self, scale: torch.Tensor | None) -> None:
@@ -176,7 +186,7 @@ class GradientNoise:
         self._collects = False
         if not micro.last:
             return
-        single = self._alone and self._micro_batches == 1
+        single = self._by_steps or (self._alone and self._micro_batches == 1)
         if self._measured and not self._invalid:
             if single:
                 self._compare(micro.global_samples, scale)
@@ -203,7 +213,9 @@ class GradientNoise:
             return LocalSums(invalid=1.0)
         zero = torch.zeros_like(known[0])
         squares, mean, product, difference = torch.stack([zero if part is None else part for part in parts]).tolist()
-        return LocalSums(squares, self._micro_batches, mean, product, difference, self._difference_weight)
+        count = 0 if self._by_steps else self._micro_batches
+        ranks = self._ranks  # all of them compare the same gradients, and their parts are summed
+        return LocalSums(squares, count, mean, product / ranks, difference / ranks, self._difference_weight / ranks)
 
     def _begin_step(self, step: int) -> None:
         self._step = step

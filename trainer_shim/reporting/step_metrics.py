@@ -37,6 +37,11 @@ class StepMetrics:
         self._step_untimed = False  # whether the time of the last step is still to be counted
         self.reset()
 
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean seconds of a step since the last summary, 0 without steps."""
+        return self._seconds / self.steps if self.steps else 0.0
+
     def reset(self) -> None:
         """Discard the counts since the last summary."""
         self.steps = self._samples = 0
@@ -81,6 +86,10 @@ class StepMetrics:
     def restart_timer(self) -> None:
         """Count the seconds from now on: the time since the last step was no training."""
         self.timer_started = time.monotonic()
+
+    def request_summary(self) -> None:
+        """Make the next report due at the next vote."""
+        self.summarized_at = 0.0
 
     def exclude(self, seconds: float) -> None:
         """Exclude `seconds` of the time since the timer was started."""

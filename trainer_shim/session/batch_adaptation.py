@@ -12,11 +12,13 @@ from trainer_shim.adaptive_batch.batch_tuner import BatchTuner, NumberedPlan
 from trainer_shim.adaptive_batch.goodput import PlanLimits, gain
 from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY, GradientNoise, unmeasurable
 from trainer_shim.adaptive_batch.lr_scaling import LrScaling, ScalingInputs
-from trainer_shim.adaptive_batch.noise_averages import NoiseAverages
 from trainer_shim.adaptive_batch.schedule_steps import ScheduleSteps
 from trainer_shim.errors import BatchError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer_shim.adaptive_batch.gradient_noise import NoiseMeasurement
     from trainer_shim.adaptive_batch.lr_scaling import RuleOrName
     from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import Progress
@@ -98,7 +100,7 @@ class BatchAdaptation:
         self.position = start.adaptive or self._first_position(start)
         self.number = 0
         self._before = self.position.progress  # the progress before the last step
-        self._averages = NoiseAverages(*self.position[-3:])
+        self._averages = self.position.averages
         self._tuner = BatchTuner(self._limits(consent), group.size)
         self._pending: NumberedPlan | None = None  # agreed, and not yet in use
         loader.start_with(self._tuner.first_plan(self.position.batch if consent else self._first_batch))
@@ -157,18 +159,24 @@ class BatchAdaptation:
         """Whether the steps at M0 of the present epoch are made."""
         return self.position.progress >= self.position.epoch_end
 
-    def begin_pass(self) -> None:
-        """Begin another pass over the data."""
+    def end_pass(self) -> None:
+        """End a pass over the data within an epoch: another one begins."""
         self.position = self.position._replace(data_pass=self.position.data_pass + 1)
 
-    def end_epoch(self) -> None:
-        """Begin the next epoch; where the script has left the last one early, with a pass of its own."""
-        if self.epoch_over:
+    def end_epoch(self) -> bool:
+        """Begin the next epoch; where the script has left the last one early, with a pass of its own.
+
+        Returns:
+            Whether the present pass goes on.
+        """
+        over = self.epoch_over
+        if over:
             end = self.position.epoch_end + self._epoch_steps
         else:
-            self.begin_pass()
+            self.end_pass()
             end = self.position.progress + self._epoch_steps
         self.position = self.position._replace(epoch_end=end)
+        return over
 
     # The steps
 
@@ -197,8 +205,7 @@ class BatchAdaptation:
         if own is not None:
             measured = type(own)(*self._group.sum(own)).measurement(samples)
             if measured is not None:
-                steps = MEASURE_EVERY * max(1.0, samples / self._first_batch)
-                self._averages = self._averages.updated(measured.grad_square, measured.grad_variance, steps)
+                self._note_measurement(measured, samples)
         if self._scaling is None:
             return 1.0
         # the last batch of an epoch may be smaller than M0; its learning rate is that of any other
@@ -206,8 +213,14 @@ class BatchAdaptation:
         known = self._averages.noise_scale
         return self._scaling.factor(ScalingInputs(self._first_batch, batch, known, self.position.progress))
 
-    def add_step(self, samples: int) -> None:
-        """Count the progress of an optimizer step over `samples` samples: 1 up to M0, and while no noise is known."""
+    def add_step(self, samples: int, cursor: int) -> None:
+        """Count the progress of an optimizer step: 1 up to M0, and while no noise is known.
+
+        Args:
+            samples: the samples of the step, over all ranks.
+            cursor: the position in the pass after it.
+        """
+        del cursor  # an epoch may take more than one pass
         known = self._averages.noise_scale
         gained = 1.0 if known is None or samples <= self._first_batch else gain(self._first_batch, samples, known)
         self._before = self.position.progress
@@ -226,6 +239,11 @@ class BatchAdaptation:
     def follow_schedules(self) -> None:
         """Let the script's schedules by step follow the progress of the last step."""
         self._schedules.follow(self._before, self.position.progress)
+
+    def _note_measurement(self, measured: NoiseMeasurement, samples: int) -> None:
+        """Add a measurement in a step over `samples` samples to the averages."""
+        steps = MEASURE_EVERY * max(1.0, samples / self._first_batch)
+        self._averages = self._averages.updated(measured.grad_square, measured.grad_variance, steps)
 
     # The plan
 
@@ -298,7 +316,10 @@ class BatchAdaptation:
             sharded=tracked.sharded,
         )
         if problem is None:
-            return GradientNoise(optimizers, rank=self._group.rank, ranks=self._group.size)
+            return self._make_noise(optimizers)
         if self._group.rank == 0:
             log.warning("the batch stays at M0, because the gradient noise cannot be measured: %s", problem)
         return None
+
+    def _make_noise(self, optimizers: Sequence[torch.optim.Optimizer]) -> GradientNoise:
+        return GradientNoise(optimizers, rank=self._group.rank, ranks=self._group.size)

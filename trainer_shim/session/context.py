@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_shim.adaptive_batch.adapt import find_rule
 from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
@@ -31,6 +32,7 @@ from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
+from trainer_shim.session.rule_adaptation import RuleAdaptation
 from trainer_shim.session.script_checkpointing import ScriptCheckpointing
 from trainer_shim.session.stop_callbacks import StopCallbacks
 from trainer_shim.session.usage_checks import (
@@ -45,9 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from trainer_shim.adaptive_batch.adapt import BatchRule
     from trainer_shim.adaptive_batch.lr_scaling import RuleOrName
     from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
+    from trainer_shim.checkpointing.tracked_objects import TrackedObjects
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.process_groups.script_group import ScriptGroup
@@ -82,6 +86,9 @@ class Context:
         self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
         self._loader: TrainLoader | None = None
         self._consent: BatchConsent | None = None
+        self._rule: BatchRule | None = None  # of the script
+        self._declared_rule: dict[str, Any] = {}  # keys of the `declare` line
+        self._regimes: int | None = None  # as the script declares
         self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
         self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
@@ -214,6 +221,28 @@ class Context:
         self._checkpointing.set_order(loader.order._asdict())
         self._loader = loader
         return loader
+
+    def adapts(self, rule: BatchRule | str, *, regimes: int | None = None) -> None:
+        """Let the batch change by a rule of the script, and tell metasched the rule; before `epochs`.
+
+        The limits and the rule for the learning rate are those of `loader`: `max_batch`, `lr_scale`.
+
+        Args:
+            rule: a `trainer_shim.Accordion`, `trainer_shim.NoiseScale` or `trainer_shim.BatchSchedule`, or the name of
+                one with its defaults, `accordion` or `gns`; or `static`, where the batch never changes.
+            regimes: the most spans with one batch that the whole training can have, where the script knows that.
+
+        Raises:
+            UsageError: called twice or too late, or there is no such rule, or `regimes` is less than 1.
+        """
+        if self._begun or self._declared_rule or self._rule is not None:
+            raise UsageError("ctx.adapts(...) names one rule, once, before ctx.epochs(...)")
+        if regimes is not None and regimes < 1:
+            raise UsageError(f"ctx.adapts(..., regimes={regimes}): a training has at least one")
+        self._rule = find_rule(rule)
+        self._regimes = regimes
+        if self._rule is None:
+            self._declared_rule = {"adapts": "static", "regimes": 1}
 
     def track(self, **objects: Stateful) -> None:
         """Name the objects that a checkpoint holds; where there is one, their states are loaded here. Collective.
@@ -368,7 +397,7 @@ class Context:
         if scaler is not None:
             scaler.update()
         if adaptation is not None:
-            adaptation.add_step(micro.global_samples)
+            adaptation.add_step(micro.global_samples, self._progress.cursor + micro.global_samples)
         self._progress = self._progress._replace(
             cursor=self._progress.cursor + micro.global_samples,
             step=self._progress.step + 1,
@@ -391,19 +420,28 @@ class Context:
         vote = self._session.finish_boundary_vote()
         if vote is None:
             return
+        stop_cause, save_due = vote.stop_cause, vote.save_due > 0
+        if self._splits_measurement() and not (vote.urgent or vote.superseded or vote.deadline_near):
+            stop_cause, save_due = None, False  # until the next boundary
+            self._session.vote_interval.force_vote()
         self._supply.late = vote.data_late > 0
-        if vote.report_due or vote.save_due or vote.stop_cause:
+        if vote.report_due or save_due or stop_cause:
             metrics.synchronize()
-        if vote.report_due or vote.stop_cause:
+        if vote.report_due or stop_cause:
             self._report_steps()
-        if vote.stop_cause:
-            self._stop(vote.stop_cause, urgent=vote.urgent > 0)
+        if stop_cause:
+            self._stop(stop_cause, urgent=vote.urgent > 0)
         if self._loader is not None:
             self._checkpointing.saver.settle(wait=False)
-            if vote.save_due:
+            if save_due:
                 self._checkpointing.start(self._progress)
         if vote.plan_due and self._adaptation is not None:
             self._adaptation.agree_on_plan()
+
+    def _splits_measurement(self) -> bool:
+        """Whether a checkpoint here would lose a measurement on which the script's rule depends."""
+        adaptation = self._adaptation
+        return isinstance(adaptation, RuleAdaptation) and adaptation.splits_measurement(self._progress.step)
 
     def _start_boundary_vote(self) -> None:
         adaptation = self._adaptation
@@ -442,15 +480,7 @@ class Context:
             warn_of_unwrapped_modules(self._accumulation.modules)
         self._begun = True
         if not self.is_profiling_run:
-            self._adaptation = BatchAdaptation.of_lease(
-                self._session.read_lease_batch(),
-                group=self._group,
-                loader=self._loader,
-                consent=self._consent,
-                tracked=self._checkpointing.tracked,
-                start=self._progress,
-                total=total,
-            )
+            self._adaptation = self._start_adaptation(self._loader, self._checkpointing.tracked, total)
         if self._adaptation is not None:
             self._progress = self._progress._replace(adaptive=self._adaptation.position)
         self._session.report_start(
@@ -465,7 +495,36 @@ class Context:
             total_samples=_times(total, self._loader.samples_per_epoch),
             global_batch=self._loader.first_batch,
             **self._declared_limits(),
+            **self._declared_rule,
         )
+
+    def _start_adaptation(self, loader: TrainLoader, tracked: TrackedObjects, total: int) -> BatchAdaptation | None:
+        """Return the adaptation of the batch, by the script's own rule or by the lease; None where it is fixed."""
+        lease = self._session.read_lease_batch()
+        if self._rule is None:
+            return BatchAdaptation.of_lease(
+                lease,
+                group=self._group,
+                loader=loader,
+                consent=self._consent,
+                tracked=tracked,
+                start=self._progress,
+                total=total,
+            )
+        if loader.is_stream:
+            raise UsageError("ctx.adapts(...): the batches of a stream do not adapt; leave it out")
+        adaptation = RuleAdaptation(
+            self._rule,
+            group=self._group,
+            loader=loader,
+            consent=self._consent,
+            tracked=tracked,
+            start=self._progress,
+            total=total,
+            lease=lease,
+        )
+        self._declared_rule = adaptation.declared_values(self._regimes)
+        return adaptation
 
     def _declared_limits(self) -> dict[str, Any]:
         """Return the further keys of a `declare` line of a script that consents to a batch that adapts."""
@@ -477,7 +536,7 @@ class Context:
             "max_batch": limits.max_batch,
             "max_per_gpu": limits.max_per_gpu,
             "min_per_gpu": 1,
-            "adaptive": self._adaptation is not None,
+            "adaptive": self._adaptation is not None and self._rule is None,
             "lr_scale": self._consent.scaling.name,
         }
 
@@ -492,10 +551,12 @@ class Context:
             yield from self._iterate_pass(loader, self._progress.epoch)
         else:
             adaptation.observe_schedules()
+            self._end_window(loader)
             while not adaptation.epoch_over:
                 if loader.is_pass_over(self._progress.cursor):
-                    adaptation.begin_pass()
+                    adaptation.end_pass()
                     self._progress = self._progress._replace(cursor=0, adaptive=adaptation.position)
+                    continue
                 yield from self._iterate_pass(loader, adaptation.position.data_pass)
         metrics = self._session.metrics
         self._supply.prefetcher = None
@@ -531,14 +592,35 @@ class Context:
                     if self._adaptation is not None:
                         self._adaptation.follow_schedules()
                     metrics.stop_timer()
+                    read_anew = self._end_window(loader)
                     self._pass_boundary()  # the training may stop here
                     if self._profiling_run is not None:
                         self._end_profiling_step(self._profiling_run, loader)
                     self._evaluation_time.pass_boundary()
                     metrics.restart_timer()
-                    if self._adaptation is not None and self._adaptation.epoch_over:
+                    if read_anew or (self._adaptation is not None and self._adaptation.epoch_over):
                         return
                 requested_at = time.monotonic()
+
+    def _end_window(self, loader: TrainLoader) -> bool:
+        """Let the script's rule choose the next batch where a window of it is over, within an epoch. Collective.
+
+        Returns:
+            Whether the batch changes: the data are then read anew from the present position.
+        """
+        adaptation = self._adaptation
+        if not isinstance(adaptation, RuleAdaptation) or adaptation.epoch_over:
+            return False
+        plan = adaptation.end_window()
+        self._progress = self._progress._replace(adaptive=adaptation.position)
+        if plan is None:
+            return False
+        self._session.metrics.synchronize()
+        self._report_steps()
+        loader.start_with(plan)
+        self._session.metrics.request_summary()
+        self._session.vote_interval.force_vote()
+        return True
 
     def _change_plan(self, adaptation: BatchAdaptation, plan: BatchPlan) -> None:
         """Report the steps of the last plan apart from those of the new one, which begin now. Collective."""
@@ -554,9 +636,7 @@ class Context:
         if self._adaptation is None:
             self._progress = self._progress._replace(epoch=epoch, cursor=0)
             return
-        left_early = not self._adaptation.epoch_over
-        self._adaptation.end_epoch()
-        cursor = 0 if left_early else self._progress.cursor
+        cursor = self._progress.cursor if self._adaptation.end_epoch() else 0
         self._progress = self._progress._replace(epoch=epoch, cursor=cursor, adaptive=self._adaptation.position)
 
     def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:

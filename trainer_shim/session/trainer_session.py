@@ -124,6 +124,8 @@ class TrainerSession:
                 report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
                 save_due=self.save_history.due(self._checkpoint_every),
                 proposed_interval=proposal,
+                deadline_near=self.seconds_to_deadline()
+                < (self.save_history.slowest_seconds or 0) + 2 * self.metrics.seconds_per_step,
                 plan_due=wants_plan is not None and wants_plan(self._lease.batch if self._lease else None),
             )
         self._boundary_vote = self.start_vote(vote)

@@ -28,7 +28,8 @@ class Vote(NamedTuple):
         data_short: flag, the rank may wait for data before the next vote.
         batch_samples, batch_samples_squared: the size of the next global batch of a stream, and its square.
         progress_saved: flag of rank 0, a checkpoint has the present position.
-        deadline_near: flag of rank 0, a checkpoint takes longer than the time to the stop's deadline.
+        deadline_near: flag of rank 0, a checkpoint takes longer than the time to the stop's deadline; at a boundary, a
+            checkpoint and two more steps.
         evaluation_unfinished: flag, the rank has further batches of the evaluation.
         evaluation_left: flag, the rank has left its evaluation loop early.
         plan_due: flag of rank 0, the ranks are to agree on a batch plan.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
-from metasched.core.model import Placement, Snapshot
+from metasched.core.model import Job, Placement, Snapshot
 from metasched.scheduling.engine import RoundResult
 from metasched.simulator.round_loop import MAX_IDLE_ROUNDS
 from metasched.time_shares.round_mechanism import jobs_with_shares, with_expired_shares
@@ -130,6 +130,10 @@ class GavelLoop(PublishedLoop[GavelJob]):
             )
             self.live[job.uid] = GavelJob(submission, job, self.demand_integral)
 
+    def shown_jobs(self) -> tuple[Job, ...]:
+        """The live jobs as policies see them."""
+        return tuple(live.job for live in self.live.values())
+
     def play_round(self) -> None:
         """Run one round of the engine, and compute the work of its jobs."""
         snapshot = Snapshot(
@@ -137,7 +141,7 @@ class GavelLoop(PublishedLoop[GavelJob]):
             round=len(self.rounds) + 1,
             round_seconds=self.settings.round_seconds,
             nodes=self.nodes,
-            jobs=tuple(live.job for live in self.live.values()),
+            jobs=self.shown_jobs(),
             uneven=self.settings.uneven,
             sharing=self.settings.sharing,
         )

@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contrib.reproductions.published_loops.gavel import MAX_FAILED_ROUNDS, GavelJob, GavelLoop, RoundWork
+from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchRegime
 from metasched.core.model import Job
 from metasched.simulator.records import Submission
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, model_name
-from metasched.throughput.throughput_table import TableSpeed
+from metasched.throughput.throughput_table import TableSpeed, table_speed
 from metasched.time_shares.round_mechanism import ACCOUNTS, COMPUTED_FOR, PRIOR_ROUNDS, TimeAccounts
 
 RESTART_SECONDS = 20.0
@@ -72,6 +73,15 @@ class Adaptation:
     def steps_per_second(self, gpu_type: str) -> float:
         """The job's true speed on its GPUs of a type, at the present batch size; 0.0 where it does not run."""
         return self.speed.steps_per_second(gpu_type, (self.gpus,)) or 0.0
+
+    def batch_speeds(self, most: int) -> Mapping[int, TableSpeed]:
+        """The table's speeds at the job's batch sizes up to ``most``, in their steps."""
+        family, table = self.training.family, self.training.table
+        doubled = (self.first_batch << step for step in range((most // self.first_batch).bit_length()))
+        named = {batch: model_name(family, batch) for batch in {*doubled, most}}
+        return {
+            batch: table_speed(table, name) for batch, name in named.items() if (name, self.gpus) in table.job_types
+        }
 
     def review(self, done: float) -> None:
         """Set ``next_batch``, after ``done`` steps of the present batch size."""
@@ -244,3 +254,45 @@ class ShockwaveLoop(GavelLoop):
         live.job = adaptation.change_batch(live.job)
         if ends:
             self.end(live, work.until)
+
+
+class ForecastShockwaveLoop(ShockwaveLoop):
+    """The loop for policies that forecast batch sizes: what jobs declare and have reported of them is shown.
+
+    Work is shown in steps at the first batch size. Of the batches to come, the rule and the largest batch are declared,
+    and nothing else.
+    """
+
+    def prepare(self) -> None:
+        """Set up the regimes so far."""
+        super().prepare()
+        self.regimes: dict[str, tuple[BatchRegime, ...]] = {}
+
+    def shown_jobs(self) -> tuple[Job, ...]:
+        """The live jobs, with their batch sizes so far and the table's speeds at every batch size of their models."""
+        return tuple(self._shown(live.job) for live in self.live.values())
+
+    def _shown(self, job: Job) -> Job:
+        adaptation = self.adaptations[job.uid]
+        family, first = FAMILIES[adaptation.training.family], adaptation.first_batch
+        ratio = family.steps(first) / family.steps(adaptation.batch)
+        done = (job.progress_steps or 0) * ratio
+        regimes = self.regimes.get(job.uid, ())
+        if not regimes or regimes[-1].batch != adaptation.batch:
+            regimes = (*regimes, BatchRegime(adaptation.batch, done if regimes else 0.0))
+            self.regimes[job.uid] = regimes
+        most = max(first, family.largest or first)
+        batching = Batching(
+            first,
+            BatchControl.SCRIPT,
+            global_batch=adaptation.batch,
+            max_batch=most,
+            regimes=regimes,
+            adapts=AdaptationRule(adaptation.training.mode.value),
+        )
+        return job.evolve(
+            total_steps=(job.total_steps or 0) * ratio,
+            progress_steps=done,
+            batching=batching,
+            batch_speeds=adaptation.batch_speeds(most),
+        )

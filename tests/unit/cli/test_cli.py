@@ -17,6 +17,7 @@ from metasched.shared_dir.published_status import (
     BatchStatus,
     JobStatus,
     NodeStatus,
+    PlannedStatus,
     PlanStatus,
     Status,
     publish,
@@ -647,6 +648,18 @@ def test_status_shows_advice_on_the_number_of_nodes(show):
     output = show(published(advice=(more, right)), "status")
     assert "v100: utility 93% on 4 nodes; 7 nodes would suit the jobs (51%)" in output
     assert "k80: utility 60% on 1 node; the number of nodes suits the jobs" in output
+
+
+def test_planned_runs_are_told(show):
+    """A waiting job's plan has a clock time, a running job's plan has what is left; a plan that is over is not told."""
+    waits, runs = waiting(planned=PlannedStatus(NOW + 60.0, 2400.0)), job(planned=PlannedStatus(NOW - 60.0, 300.0))
+    at = time.strftime("%H:%M", time.localtime(NOW + 60.0))
+    assert f"It is planned for {at}, for 40 min." in job_explanation.explanation(waits, published(), NOW)
+    assert "It is planned to run for 4 min." in job_explanation.explanation(runs, published(), NOW)
+    assert not any("planned" in line for line in job_explanation.explanation(runs, published(), NOW + 300.0))
+    soon = waiting(planned=PlannedStatus(time.time() + 60.0, 2400.0))
+    assert "for 40 min" in show(published(jobs=(soon,)), "status")
+    assert "PLANNED" not in show(published(), "status")
 
 
 def test_explain_tells_the_batch_and_why_another_one_waits():

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core.batching import BatchPlan, GradientNoise
+from metasched.core.batching import (
+    AdaptationRule,
+    Batching,
+    BatchPlan,
+    BatchRegime,
+    Contradiction,
+    GradientNoise,
+    contradiction,
+)
 
 amounts = st.floats(0.0, 1e12)
 
@@ -43,3 +51,35 @@ def test_the_gain_at_the_limits():
 def test_the_gain_is_that_of_the_noise_scale():
     """Pollux, Eq. 6: a step at M is worth (phi / M0 + 1) / (phi / M + 1) steps at M0."""
     assert GradientNoise(2.0, 1000.0).gain(100, 400) == pytest.approx((500 / 100 + 1) / (500 / 400 + 1))
+
+
+SCHEDULE = (BatchRegime(32, 0.0), BatchRegime(64, 50.0))
+
+
+@pytest.mark.parametrize(
+    ("rule", "batches", "found"),
+    [
+        ("static", [32], None),
+        ("static", [32, 64], Contradiction.OTHER_RULE),
+        ("gns", [32, 64, 128], None),
+        ("gns", [64, 32], Contradiction.OTHER_RULE),
+        ("gns", [32, 64, 128, 256, 256], Contradiction.MORE_REGIMES),
+        ("gns", [32, 512], Contradiction.BEYOND_LIMIT),
+        ("accordion", [32, 256, 32, 256], None),
+        ("accordion", [32, 100], Contradiction.OTHER_RULE),
+        ("schedule", [32, 64], None),
+        ("schedule", [32, 128], Contradiction.OTHER_RULE),
+        ("schedule", [32], Contradiction.OVERDUE),
+        (None, [32, 512, 1], None),
+        ("gns", [], None),
+    ],
+)
+def test_reports_may_contradict_a_declaration(rule, batches, found):
+    """After 60 of 100 steps, with the limit 256, four regimes, and a schedule whose change is due after 50."""
+    regimes = tuple(BatchRegime(batch, 10.0 * number) for number, batch in enumerate(batches))
+    adapts = None if rule is None else AdaptationRule(rule)
+    known = Batching(32, max_batch=256, regimes=regimes, adapts=adapts, most_regimes=4, schedule=SCHEDULE)
+    assert contradiction(known, 60.0, 100.0) is found
+    if found is Contradiction.OVERDUE:
+        assert contradiction(known, 55.0, 100.0) is None
+        assert contradiction(known, None, None) is None

@@ -174,3 +174,54 @@ def test_the_published_status_tells_which_consent_is_missing(site, tag, declared
     found = published_batch(site, run_and_declare(site, tag, **declared))
     assert (found and found.note_code) == note
     assert found is None or (not found.adaptive and found.wanted is None)
+
+
+class Reactive(Fifo):
+    """FIFO, which decides anew where a script has changed its batch size."""
+
+    name = "reactive"
+
+    @property
+    def wakes_on_batch(self):
+        return True
+
+
+@pytest.mark.parametrize(("policy", "rounds"), [(Reactive, 1), (Fifo, 0)])
+def test_a_batch_that_the_script_has_changed_brings_a_round_within_seconds(tmp_path, monkeypatch, policy, rounds):
+    """Only where the policy asks for it; the first batch that a trainer reports is no change."""
+    monkeypatch.setitem(sites.POLICIES, policy.name, policy)
+    site = FakeSite(tmp_path, policy=policy.name, round_seconds=1000.0)
+    job = site.add("--gres=gpu:2", seconds=600)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(25)
+    report = {"kind": "steps", "steps": 10, "seconds": 1.0, "loss": None, "world_size": 2, "accumulation": 1}
+    before = site.controller.round_number
+    trainer = site.slurm.trainer(job)
+    trainer.write(site.slurm, **report, step=10, samples=640, global_batch=64, per_gpu_batch=32)
+    site.run(25)
+    assert site.controller.round_number == before
+    trainer.write(site.slurm, **report, step=20, samples=1280, global_batch=128, per_gpu_batch=64)
+    site.run(25)
+    assert site.controller.round_number == before + rounds
+    site.close()
+
+
+def test_a_declaration_is_believed_until_the_reports_contradict_it(site):
+    """The tag's rule is that of the job; a batch beyond the limit is one event, which names the fix."""
+    job = run_and_declare(site, "batch=own adapts=gns regimes=4", adaptive=False)
+    report = {"kind": "steps", "steps": 10, "seconds": 1.0, "loss": None, "world_size": 2, "accumulation": 1}
+    trainer = site.slurm.trainer(job)
+    events = lambda: [one for one in site.store.recent_events(100, site.record(job).uid) if "batch-" in one.kind]  # noqa: E731
+    for step, batch in enumerate([64, 128, 4096, 8192], 1):
+        assert not events() or batch > 4096
+        each = {"samples": 10 * batch, "global_batch": batch, "per_gpu_batch": batch // 2}
+        trainer.write(site.slurm, **report, **each, step=10 * step)
+        site.run(5)
+    known = site.controller.current_snapshot().job[site.record(job).uid].batching
+    assert (known.control.value, known.adapts.value, known.most_regimes) == ("script", "gns", 4)
+    (status,) = published_status.read(site.base / "shared").jobs
+    assert (status.batch.present.global_batch, status.batch.adaptive) == (8192, False)
+    assert status.batch.note == "its script changes it by the rule gns: regime 4 of at most 4"
+    (found,) = events()
+    assert found.kind == "batch-beyond-limit"
+    assert "its batch is 4096, above the declared max_batch of 1024: raise max_batch" in found.text

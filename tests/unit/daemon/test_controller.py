@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Hold, NodeAdvice
+from metasched.core.model import Hold, NodeAdvice, PlannedRun
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.shared_dir import published_status
@@ -426,6 +426,22 @@ def test_advice_on_the_number_of_nodes_is_published(site, monkeypatch):
     site.run(70)
     (published,) = published_status.read(site.base / "shared").advice
     assert asdict(published) == asdict(advice)
+
+
+def test_planned_runs_are_published_and_outlive_the_daemon(site, monkeypatch):
+    """They are those of the latest round; the store has them for a daemon that starts."""
+    job, decide, run = site.add("--gres=gpu:1", seconds=600), site.controller.policy.decide, PlannedRun(500.0, 240.0)
+
+    def planning(snapshot, state):
+        decision, after = decide(snapshot, state)
+        return replace(decision, planned={one.uid: run for one in snapshot.jobs}), after
+
+    monkeypatch.setattr(site.controller.policy, "decide", planning)
+    site.run(70)
+    (published,) = published_status.read(site.base / "shared").jobs
+    assert asdict(published.planned) == asdict(run)
+    assert site.state(job) is JobState.RUNNING
+    assert site.store.planned_runs() == {published.uid: run}
 
 
 def test_degraded_rounds_are_told_recorded_once_and_counted(site, monkeypatch):

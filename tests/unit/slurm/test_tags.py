@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core.batching import AdaptationRule, BatchControl
 from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import KEYS, MAX_LENGTH, Tag, is_tagged, parse_tag, quote
@@ -37,6 +38,14 @@ def test_every_key_is_read():
     assert parse_tag(comment) == Tag(1, 8, Preempt.NO, 0.25, 2, ("v100", "a100-80gb"), 90000, 5400.0, "resnet50-b256")
 
 
+def test_a_script_may_change_its_batch_by_itself():
+    """The tag names its rule and the largest number of regimes."""
+    found = parse_tag("metasched batch=own adapts=gns regimes=4")
+    assert (found.batch, found.adapts, found.regimes) == (BatchControl.SCRIPT, AdaptationRule.GNS, 4)
+    assert parse_tag("metasched batch=adaptive").batch is BatchControl.SCHEDULER
+    assert parse_tag("metasched batch=fixed") == Tag()
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("0.5d", 43200)])
 def test_a_time_has_a_unit(text, seconds):
     """The units are seconds, minutes, hours and days."""
@@ -53,6 +62,12 @@ def test_a_time_has_a_unit(text, seconds):
         ("metasched min_gpus = 1", "'min_gpus' is not of the form key=value (no spaces around the '=')"),
         ("metasched min_gpus=1 min_gpus=1", "'min_gpus=1': min_gpus is given twice"),
         ("metasched min_gpus=", "'min_gpus=': write a whole number from 1"),
+        ("metasched batch=auto", "'batch=auto': write adaptive (metasched may change the batch size), own (the"),
+        ("metasched batch=own adapts=often", "'adapts=often': write one of static, accordion, gns, schedule"),
+        ("metasched adapts=gns", "'adapts' says how the script changes its batch size by itself: write batch=own"),
+        ("metasched batch=adaptive regimes=3", "'regimes' says how the script changes"),
+        ("metasched batch=own adapts=static regimes=3", "'regimes=3' does not suit adapts=static"),
+        ("metasched batch=own regimes=0", "'regimes=0': write a whole number from 1"),
         ("metasched slo=2", "'slo=2': write how long after its submission"),
         ("metasched slo=0h", "such as slo=90m"),
         ("metasched slo=-1h", "such as slo=90m"),

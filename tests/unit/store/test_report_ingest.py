@@ -193,7 +193,7 @@ def test_batch_sizes_and_noise_become_rows(tree):
     assert job.progress_steps == 31.5
     assert job.most_gpus == 2
     assert job.noise == GradientNoise(0.0, 700.0)
-    regimes = (BatchRegime(64, 0.0), BatchRegime(256, 21.5))
+    regimes = (BatchRegime(64, 0.0), BatchRegime(256, 10.0))
     assert job.batching == Batching(64, BatchControl.SCHEDULER, BatchPlan(64, 2), 256, 512, 8, 64, regimes, 3)
     latest = tree.store.recent_throughput(UID, 1)[0]
     assert (latest.progress, latest.grad_square, latest.grad_variance, latest.plan) == (31.5, -1.0, 700.0, 3)

@@ -1,11 +1,13 @@
 """A job's batch size and gradient noise, as its reports say."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core.batching import BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
-from metasched.shared_dir.reports import DeclareReport, StepsReport
+from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchPlan, BatchRegime, GradientNoise
+from metasched.shared_dir.reports import DeclareReport, RefusedLineError, StartReport, StepsReport, parse_line
 from metasched.store.reported_batching import MAX_NOISE, MAX_REGIMES, ReportedBatching, has_implausible_noise
 
 NOW = 1_732_118_400.0
@@ -44,7 +46,7 @@ def test_a_changed_batch_begins_a_regime():
 def test_a_regime_begins_at_the_progress_in_steps_at_the_first_batch():
     """Where progress is reported, it counts, and not the number of optimizer steps."""
     found = ReportedBatching().after([steps(10, progress=10.0), steps(20, 128, 64, progress=27.5)]).batching
-    assert found.regimes[-1] == BatchRegime(128, 17.5)
+    assert found.regimes[-1] == BatchRegime(128, 10.0)
 
 
 def test_the_latest_plan_that_was_taken_up_is_kept():
@@ -88,3 +90,31 @@ def test_one_report_at_a_time_is_the_same_as_all_at_once(reported):
     for line in lines:
         one_by_one = one_by_one.after([line])
     assert one_by_one == ReportedBatching().after(lines)
+
+
+def test_a_script_declares_the_rule_by_which_it_changes_its_batch():
+    """Its word is stored with the limits; a later declaration without it takes it back."""
+    said = DeclareReport(NOW, 1000, None, 64, 64, 512, adaptive=False, adapts="schedule", schedule=((64, 0), (128, 20)))
+    found = ReportedBatching().after([said, steps(10)]).batching
+    assert (found.control, found.adapts, found.most_regimes) == (BatchControl.SCRIPT, AdaptationRule.SCHEDULE, None)
+    assert found.schedule == (BatchRegime(64, 0.0), BatchRegime(128, 20.0))
+    counted = DeclareReport(NOW, global_batch=64, adapts="static", regimes=1)
+    assert ReportedBatching().after([counted]).batching.control is BatchControl.FIXED
+    assert ReportedBatching(found).after([DeclareReport(NOW, global_batch=64)]).batching.adapts is None
+
+
+@pytest.mark.parametrize("schedule", [[[64, 5]], [[64, 0], [128, 0]], [[64, 0], [0, 5]], [[64, 0]] * 65])
+def test_a_schedule_out_of_order_is_refused(schedule):
+    """Its first regime begins at 0, and each other one later."""
+    line = {"v": 1, "t": NOW, "kind": "declare", "adapts": "schedule", "schedule": schedule}
+    with pytest.raises(RefusedLineError):
+        parse_line(json.dumps(line).encode(), NOW)
+
+
+def test_the_progress_of_a_script_that_changes_its_batch_is_that_of_its_samples():
+    """Ten steps over twice the samples are twenty steps at the first batch; a restart sets the progress back."""
+    found = ReportedBatching().after([steps(10), steps(20), steps(30, 128)])
+    assert found.progress == 40.0
+    found = found.after([StartReport(NOW, 1, 2, 2, 25, 64 * 30, resumed=True, init_seconds=0.0)])
+    assert found.progress == 30.0
+    assert found.after([steps(35, 128)]).progress == 50.0

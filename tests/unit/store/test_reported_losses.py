@@ -28,15 +28,17 @@ def steps(step, loss=None, **more):
     )
 
 
-def after(*reports, adapts=False):
-    return ReportedLosses().after(reports, adapts=adapts).points
+def after(*reports):
+    """The losses after reports, whose progress is that which they say, or their step."""
+    progress = [getattr(one, "progress", None) or getattr(one, "step", None) for one in reports]
+    return ReportedLosses().after(zip(reports, progress, strict=True)).points
 
 
 def test_losses_ascend_in_progress():
     """Steps without a loss have no point; those that are done again after a lost run replace the first ones."""
     assert after(steps(1, 3.0), steps(2), steps(5, 2.0)) == (LossPoint(1.0, 3.0), LossPoint(5.0, 2.0))
     assert after(steps(1, 3.0), steps(5, 2.0), steps(4, 2.5)) == (LossPoint(1.0, 3.0), LossPoint(4.0, 2.5))
-    assert after(steps(9, 1.0, progress=20.0), steps(10, 1.0), adapts=True) == (LossPoint(20.0, 1.0),)
+    assert after(steps(9, 1.0, progress=20.0), steps(10, 1.0, progress=21.0))[-1] == LossPoint(21.0, 1.0)
 
 
 def test_a_metric_replaces_the_losses():

@@ -70,7 +70,7 @@ class Progress(NamedTuple):
         """Return the position as manifests hold it; that of a fixed batch is as in earlier versions."""
         found = self._asdict()
         del found["adaptive"]
-        return found if self.adaptive is None else {**found, "adaptive": self.adaptive._asdict()}
+        return found if self.adaptive is None else {**found, "adaptive": self.adaptive.to_json()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Progress:
@@ -80,7 +80,7 @@ class Progress(NamedTuple):
             TypeError: a key is missing or unknown.
         """
         adaptive = content.get("adaptive")
-        return cls(**{**content, "adaptive": None if adaptive is None else AdaptiveProgress(**adaptive)})
+        return cls(**{**content, "adaptive": None if adaptive is None else AdaptiveProgress.from_json(adaptive)})
 
 
 class States(NamedTuple):

@@ -32,7 +32,7 @@ def test_table_1_has_these_rho():
     assert max(rho(fixed).values()) == pytest.approx(1.11, abs=0.005)
 
 
-def test_mean_contention_is_requested_gpus_over_those_of_the_cluster():
+def test_mean_contention_is_live_jobs_over_gpus():
     """Over an empty span there is no contention yet."""
     assert mean_contention(64 * 100.0, 32, 100.0) == 2.0
     assert mean_contention(0.0, 32, 0.0) == 1.0
@@ -43,6 +43,7 @@ def test_budgets_are_powers_of_rho_times_weights():
     assert budgets([1.0, 2.0], 5, [1.0, 1.0]) == pytest.approx([1 / 33, 32 / 33])
     assert budgets([1.0, 1.0], 5, [1.0, 3.0]) == pytest.approx([0.25, 0.75])
     assert budgets([9.0, 1.0], 0, [1.0, 1.0]) == pytest.approx([0.5, 0.5])
+    assert budgets([0.2, 1.0], 5, [1.0, 1.0]) == pytest.approx([0.5, 0.5])
     assert budgets([math.nan, 1.0], 5, [1.0, 1.0]) == pytest.approx([0.5, 0.5])
     least = budgets([1e300, 1.0], 5, [1.0, 1.0])
     assert np.isfinite(least).all()
@@ -78,10 +79,11 @@ def test_the_makespan_bound_is_the_load_or_the_longest_job():
 
 
 def test_a_job_that_has_done_nothing_has_a_finite_logarithm():
-    """A head start of one round counts as done, as much for a long job as for a short one."""
+    """A part of the whole job counts as done: a round gains more for a short job than for a long one."""
     market = simple_market([simple_job("long", 1e6), simple_job("short", 1e3)], 1)
     gains = np.diff(market.welfare(np.arange(2), market.progress(np.arange(2), np.array([[0.0, 120.0]] * 2))))
-    assert gains[:, 0] == pytest.approx([0.5 * math.log(2)] * 2)
+    head = market.window.head_start
+    assert gains[:, 0] == pytest.approx([0.5 * math.log((head + part) / head) for part in (1.2e-4, 0.12)])
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.batching import BatchRegime
+from metasched.core.batching import OVERDUE, AdaptationRule, BatchRegime
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, regimes
 from policies.shockwave.predictor import (
-    OVERDUE,
     Adaptation,
-    AdaptationRule,
     Estimator,
     PredictedRegime,
     predict,
