@@ -81,8 +81,20 @@ def one_node_rate(job: Job, gpu_type: str) -> float | None:
     return None
 
 
+def all_sizes(job: Job) -> frozenset[int]:
+    """The sizes of a job that runs on any number of GPUs: an empty set."""
+    del job
+    return frozenset()
+
+
 def app_work(
-    app: App, jobs: Sequence[Job], rates: Rates, snapshot: Snapshot, slowdown: Callable[[Job], Slowdown]
+    app: App,
+    jobs: Sequence[Job],
+    rates: Rates,
+    snapshot: Snapshot,
+    *,
+    slowdown: Callable[[Job], Slowdown],
+    sizes: Callable[[Job], frozenset[int]] = all_sizes,
 ) -> AppWork:
     """The work of some of an app's live members.
 
@@ -92,9 +104,10 @@ def app_work(
         rates: how fast they are.
         snapshot: the round, whose apps count for an app that has just been submitted.
         slowdown: a job's slowdown by the distance of its GPUs.
+        sizes: the numbers of GPUs on which a job runs; empty for all.
     """
     age = snapshot.now - app.first_submitted
-    whole = {job.uid: _whole_training(job, rates, slowdown(job)) for job in jobs}
+    whole = {job.uid: _whole_training(job, rates, slowdown(job), sizes(job)) for job in jobs}
     done = {job.uid: (job.progress_steps or 0.0) for job in jobs}
     phases = _phases(app, jobs, whole, done)
     left = math.fsum(job.work for phase in phases for job in phase)
@@ -127,7 +140,7 @@ def _trained(job: Job, rates: Rates) -> float:
     return job.progress_steps * seconds
 
 
-def _whole_training(job: Job, rates: Rates, slowdown: Slowdown) -> AppJob:
+def _whole_training(job: Job, rates: Rates, slowdown: Slowdown, sizes: frozenset[int]) -> AppJob:
     """The job with its iterations until the end of its training."""
     seconds, left = rates.seconds_per_step(job), job.remaining_steps
     if left is None:
@@ -138,7 +151,7 @@ def _whole_training(job: Job, rates: Rates, slowdown: Slowdown) -> AppJob:
     elif seconds is None:
         seconds = (job.expected_service or UNKNOWN_WORK) / max(job.total_steps or 1.0, 1.0)
     left = max(left, LEAST_LEFT * (job.progress_steps or 0.0), 1.0)
-    return AppJob(left, seconds, job.max_gpus, job.min_gpus, slowdown)
+    return AppJob(left, seconds, job.max_gpus, job.min_gpus, slowdown, sizes)
 
 
 def _phases(app: App, jobs: Sequence[Job], whole: Mapping[str, AppJob], done: Mapping[str, float]) -> tuple[Phase, ...]:

@@ -85,7 +85,14 @@ def agent_of(
     if usable <= retained.total():
         return None
     rates = found.rates[one.app.uid]
-    work = app_work(one.app, jobs, rates, found.snapshot, lambda job: found.slowdown(one.app.uid, job))
+    work = app_work(
+        one.app,
+        jobs,
+        rates,
+        found.snapshot,
+        slowdown=lambda job: found.slowdown(one.app.uid, job),
+        sizes=found.sizes.of,
+    )
     cluster = Counter[str]()
     for name, kind in found.kinds.of.items():
         if kind in one.kinds:

@@ -46,6 +46,7 @@ class AppJob(NamedTuple):
         most_gpus: the GPUs that the job can use at most.
         least_gpus: the fewest GPUs on which the job runs.
         slowdown: the job's slowdown by the distance of its GPUs.
+        sizes: the numbers of GPUs on which it runs; empty for all between the fewest and the most.
     """
 
     iterations_left: float
@@ -53,6 +54,7 @@ class AppJob(NamedTuple):
     most_gpus: int = 1
     least_gpus: int = 1
     slowdown: Slowdown = assumed_slowdown
+    sizes: frozenset[int] = frozenset()
 
     @property
     def work(self) -> float:
@@ -141,7 +143,9 @@ def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
     most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
     widest = min(int(most.max()), gpus)
     local = tuple(places.level(count) for count in range(1, min(places.parts[0], widest) + 1))
-    kinds = [(job.least_gpus, min(int(limit), gpus), job.slowdown) for job, limit in zip(jobs, most, strict=True)]
+    kinds = [
+        (job.least_gpus, min(int(limit), gpus), job.slowdown, job.sizes) for job, limit in zip(jobs, most, strict=True)
+    ]
     rows = {kind: _rates(*kind, local, places.across) for kind in {*kinds}}
     counts = even_counts(works, least, most, gpus)
     return _placed_seconds(jobs, works.tolist(), counts.tolist(), [rows[kind] for kind in kinds], places)
@@ -160,19 +164,23 @@ def even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) 
 
 
 @lru_cache(maxsize=REMEMBERED_RATES)
-def _rates(least: int, most: int, slowdown: Slowdown, local: tuple[Level, ...], across: Level) -> tuple[float, ...]:
+def _rates(  # noqa: PLR0917  a key of the memory
+    least: int, most: int, slowdown: Slowdown, sizes: frozenset[int], local: tuple[Level, ...], across: Level
+) -> tuple[float, ...]:
     """By the number of GPUs (from 1), a job's best rate with so many or fewer, over that on one; 0 for none.
 
     Args:
         least: the fewest GPUs on which the job runs.
         most: the most that it can use.
         slowdown: the job's slowdown.
+        sizes: the numbers of GPUs on which it runs; empty for all.
         local: the distance of the GPUs of a gang on one part, by their number.
         across: the distance of the GPUs of a larger gang.
     """
     found = [0.0] * most
     for count in range(least, most + 1):
-        rate = count / slowdown(local[count - 1] if count <= len(local) else across)
+        runs = not sizes or count in sizes
+        rate = count / slowdown(local[count - 1] if count <= len(local) else across) if runs else 0.0
         found[count - 1] = max(rate, found[count - 2] if count > 1 else 0.0)
     return tuple(found)
 

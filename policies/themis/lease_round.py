@@ -19,6 +19,7 @@ from policies.themis.job_slowdown import MeasuredSlowdowns
 from policies.themis.leases import Leases
 from policies.themis.member_placement import ClusterSpace, Member, place_members
 from policies.themis.node_kinds import NodeKinds
+from policies.themis.runnable_sizes import RunnableSizes
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,26 @@ class LeaseRound:
     @cached_property
     def members(self) -> Mapping[str, tuple[Job, ...]]:
         """The members of each admitted app that auctions can serve, by the app's uid."""
-        shapes = ClusterShapes(self.snapshot.nodes, self.snapshot.jobs, uneven=self.snapshot.uneven)
         found: dict[str, list[Job]] = {}
         for job in self.snapshot.jobs:
             if not job.gpus or job.uid in self.fixed or (app := self.app_of.get(job.uid)) is None:
                 continue
-            if app.uid not in self.waiting and self._could_run(job, shapes):
+            if app.uid not in self.waiting and self._could_run(job):
                 found.setdefault(app.uid, []).append(job)
         return {uid: tuple(jobs) for uid, jobs in found.items()}
 
-    @staticmethod
-    def _could_run(job: Job, shapes: ClusterShapes) -> bool:
+    @cached_property
+    def _shapes(self) -> ClusterShapes:
+        return ClusterShapes(self.snapshot.nodes, self.snapshot.jobs, uneven=self.snapshot.uneven)
+
+    @cached_property
+    def sizes(self) -> RunnableSizes:
+        """The numbers of GPUs on which jobs run."""
+        return RunnableSizes(self._shapes)
+
+    def _could_run(self, job: Job) -> bool:
         """Whether the nodes that accept jobs could hold the job if they were empty."""
-        shape = shapes.of(job)
+        shape = self._shapes.of(job)
         return any(
             shape.consolidated(gpu_type, gpus) is not None
             for gpu_type, units in shape.units.items()
@@ -107,7 +115,9 @@ class LeaseRound:
 
     def place(self, leases: Leases) -> tuple[dict[str, Placement], ClusterSpace]:
         """The placements of all members on what their apps have by some leases, by uid; and what is left free."""
-        space = ClusterSpace(self.snapshot.nodes, self.snapshot.quotas, uneven=self.snapshot.uneven)
+        space = ClusterSpace(
+            self.snapshot.nodes, self.snapshot.quotas, uneven=self.snapshot.uneven, runs=self.sizes.runs
+        )
         for uid, place in self.fixed.items():
             space.take(self.snapshot.job[uid], place)
         return place_members(self._placed_members, leases.gpus, space), space

@@ -7,7 +7,7 @@ or resized only if another member would wait otherwise, or if it gains more by a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +31,31 @@ class Member(NamedTuple):
     least_growth: float = 1.0
 
 
+RunsOn = Callable[[Job, str, tuple[int, ...]], bool]
+"""Whether a job runs on GPUs of a type, given their number on each node, descending."""
+
+
+def anywhere(job: Job, gpu_type: str, spread: tuple[int, ...]) -> bool:
+    """Whether a job runs that is not known to be unable to: always."""
+    del job, gpu_type, spread
+    return True
+
+
 class ClusterSpace:
     """What is free on the nodes that accept jobs, and what quotas leave."""
 
-    def __init__(self, nodes: Iterable[Node], quotas: Sequence[Quota], *, uneven: bool) -> None:
-        self._uneven = uneven
+    def __init__(
+        self, nodes: Iterable[Node], quotas: Sequence[Quota], *, uneven: bool, runs: RunsOn = anywhere
+    ) -> None:
+        """Begin with empty nodes.
+
+        Args:
+            nodes: all nodes; those that accept no jobs are left out.
+            quotas: the quotas of the round.
+            uneven: whether jobs may have other numbers of GPUs on each of their nodes.
+            runs: whether a job runs on GPUs of a type in a spread.
+        """
+        self._uneven, self._runs = uneven, runs
         self._nodes = {node.name: node for node in nodes if node.gpu_type is not None and node.accepts}
         self._left = {name: [node.gpus, node.cpus, node.memory] for name, node in self._nodes.items()}
         self._quotas = [(quota, [quota.left]) for quota in quotas]
@@ -72,6 +92,8 @@ class ClusterSpace:
 
     def holds(self, job: Job, place: Placement, gpus: Mapping[str, int]) -> bool:
         """Whether a placement suits the job, within the given GPUs by node and all that is free."""
+        if not self._runs(job, place.gpu_type or "", place.spread):
+            return False
         if place.gpus > self.most_gpus(job, place.gpu_type) or not job.min_gpus <= place.gpus <= job.max_gpus:
             return False
         if job.nodes not in (None, len(place.nodes)) or (job.max_nodes or len(place.nodes)) < len(place.nodes):
@@ -109,7 +131,7 @@ class ClusterSpace:
         names = sorted(units, key=lambda name: (name not in near, units[name], name))
         for k, g in job.spreads(count):
             fitting = [name for name in names if units[name] >= g]
-            if len(fitting) >= k:
+            if len(fitting) >= k and self._runs(job, gpu_type, (g,) * k):
                 yield Placement(tuple(self._of_one_rack(fitting, k)), g, gpu_type)
                 break
         if self._uneven and job.nodes is None:
@@ -118,8 +140,9 @@ class ClusterSpace:
             for name in largest[: job.max_nodes]:
                 found[name] = min(units[name], left)
                 left -= found[name]
-                if not left:
+                if not left and self._runs(job, gpu_type, tuple(sorted(found.values(), reverse=True))):
                     yield Placement(tuple(found), max(found.values()), gpu_type, tuple(found.values()))
+                if not left:
                     break
 
     def _of_one_rack(self, names: Sequence[str], k: int) -> Sequence[str]:
@@ -204,11 +227,12 @@ class _Division:
             self._grow(most)
 
     def _give_back_large_runs(self) -> None:
-        """Give back the runs that are too large, if another member would have to wait."""
-        waiting = self.wanted.keys() - self.placed.keys()
+        """Give back the runs that are too large, if another member would have to wait, or would have much less."""
+        waiting = [one.job for one in self._members if one.job.uid in self.wanted and one.job.uid not in self.placed]
+        tolerated = 1 if sum(job.min_gpus for job in waiting) <= self._left.total() else 0
         for one in self._members if waiting else ():
             place = self.placed.get(one.job.uid)
-            if place is not None and place.gpus > self.wanted.get(one.job.uid, 0) + 1:
+            if place is not None and place.gpus > self.wanted.get(one.job.uid, 0) + tolerated:
                 self._give_back(one.job)
 
     def _start_waiting(self) -> None:

@@ -23,7 +23,9 @@ def app_of(*jobs, **fields):
 
 
 def work_of(*jobs, now=0.0, types=("v100",), **fields):
-    return app_work(app_of(*jobs, **fields), jobs, Rates.of(jobs, types), snapshot(jobs, now=now), lambda _: FLAT)
+    return app_work(
+        app_of(*jobs, **fields), jobs, Rates.of(jobs, types), snapshot(jobs, now=now), slowdown=lambda _: FLAT
+    )
 
 
 def trial(uid, seconds, done, **fields):
