@@ -1,4 +1,4 @@
-"""A search for hyper-parameters with Optuna's TPE, whose trials are jobs that metasched schedules.
+"""A search for hyper-parameters with Optuna's TPE and median pruner, whose trials are jobs that metasched schedules.
 
 pip install optuna                                    (or metasched[examples])
 python hpo.py STUDY --trials 100 --at-once 4 -- --gres=gpu:1 --cpus-per-gpu=4
@@ -6,41 +6,37 @@ python hpo.py STUDY --trials 4 --at-once 2 --small -- --gres=gpu:1
 
 Run it where sbatch works, such as in tmux on a login node; it takes hours and next to no CPU. STUDY is a new directory
 that all nodes see: it holds Optuna's database, and a directory for each trial. At most `--at-once` trials are queued or
-run at a time, and each new one is drawn by the results of the ended ones. Arguments after `--` go to sbatch.
+run at a time, and each new one is drawn by the results of the ended ones. A trial that is worse than the median of the
+others is ended early. Arguments after `--` go to sbatch. METASCHED_SHARED must be set.
 
-Interrupted, the search goes on with the same command: its trials continue in Slurm, and are found by their directories.
+Interrupted, the search goes on with the same command: its trials continue in Slurm, and are found by their names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-TAG = "metasched min_gpus=1 max_gpus=4 batch=adaptive model=hpo-spirals"
+TAG = "min_gpus=1 max_gpus=4 batch=adaptive model=hpo-spirals"
 POLL_SECONDS = 2.0
-TIMEOUT_SECONDS = 60.0
-RESULT = "result.json"
-LOOKS = 3
-"""Looks at the queue without a job, and at its directory without a result, until it counts as failed."""
 
 
 def search(args: argparse.Namespace) -> None:
     """Submit trials and wait for them, until as many as wanted have ended, and print the best."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integrations"))
     import optuna  # noqa: PLC0415  the trials need none
+    from metasched_optuna import TrialJobs  # noqa: PLC0415
 
     args.study.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name="hpo",
         storage=f"sqlite:///{args.study.resolve() / 'study.db'}",
         sampler=optuna.samplers.TPESampler(seed=args.seed, constant_liar=True),
-        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=0 if args.small else 2000),
         load_if_exists=True,
     )
     space = {
@@ -50,72 +46,18 @@ def search(args: argparse.Namespace) -> None:
         "weight_decay": optuna.distributions.FloatDistribution(1e-6, 1e-2, log=True),
         "width": optuna.distributions.IntDistribution(8, 128, log=True),
     }
-    missed: dict[int, int] = {}
-    while True:
-        waiting = [
-            trial for trial in study.get_trials(deepcopy=False) if trial.state is optuna.trial.TrialState.RUNNING
-        ]
-        queued = queued_directories() if waiting else set()
-        for trial in waiting:
-            number, found = trial.number, trial_directory(args, trial.number) / RESULT
-            if found.exists():
-                study.tell(number, json.loads(found.read_text())["accuracy"])
-                print(f"trial {number}: {study.trials[number].value:.3f} {trial.params}", flush=True)
-            elif queued is None or str(found.parent) in queued:
-                missed.pop(number, None)
-            else:
-                missed[number] = missed.get(number, 0) + 1
-                if missed[number] >= LOOKS:
-                    study.tell(number, state=optuna.trial.TrialState.FAIL)
-                    print(f"trial {number} has failed: see {found.parent}/out.txt", flush=True)
-        states = [trial.state for trial in study.get_trials(deepcopy=False)]
-        running = states.count(optuna.trial.TrialState.RUNNING)
-        if not running and len(states) >= args.trials:
-            break
-        for _ in range(min(args.at_once - running, args.trials - len(states))):
-            trial = study.ask(space)
-            submit(args, trial.number, trial.params)
-        time.sleep(POLL_SECONDS)
-    if optuna.trial.TrialState.COMPLETE in states:
-        print(f"best: trial {study.best_trial.number}, {study.best_value:.3f} {study.best_params}", flush=True)
-
-
-def trial_directory(args: argparse.Namespace, number: int) -> Path:
-    """Return the working directory of a trial's job, which no other job has."""
-    return (args.study / f"trial-{number}").resolve()
-
-
-def submit(args: argparse.Namespace, number: int, parameters: dict[str, Any]) -> None:
-    """Submit one trial."""
-    directory = trial_directory(args, number)
-    directory.mkdir(exist_ok=True)
-    (directory / "parameters.json").write_text(json.dumps(parameters))
     small = ["--small"] if args.small else []
-    train = shlex.join([sys.executable, str(Path(__file__).resolve()), str(directory), "--train", *small])
-    script = f"#!/bin/bash\nexec metasched-run {train}\n"
-    options = [f"--comment={args.tag}", f"--chdir={directory}", "--output=out.txt", f"--job-name=hpo-{number}"]
-    done = subprocess.run(
-        ["sbatch", "--parsable", *options, *args.sbatch],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"sbatch: {done.stderr.strip()}")
-
-
-def queued_directories() -> set[str] | None:
-    """Return the working directories of the user's jobs that wait or run; None while Slurm does not answer."""
-    states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
-    command = ["squeue", "--noheader", f"--user={os.getuid()}", states, "--format=%Z"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"squeue: {error}; the search waits", file=sys.stderr, flush=True)
-        return None
-    return set(done.stdout.splitlines())
+    train = shlex.join([sys.executable, str(Path(__file__).resolve()), ".", "--train", *small])
+    jobs = TrialJobs(study, args.study, sbatch=args.sbatch, tag=args.tag)
+    while (running := jobs.follow()) or len(study.trials) < args.trials:
+        for _ in range(min(args.at_once - running, args.trials - len(study.trials))):
+            jobs.submit(study.ask(space), f"exec metasched-run {train}")
+        time.sleep(POLL_SECONDS)
+    for trial in study.trials:
+        value = "" if trial.value is None else f" {trial.value:.3f}"
+        print(f"trial {trial.number}: {trial.state.name.lower()}{value} {trial.params}", flush=True)
+    if any(trial.state is optuna.trial.TrialState.COMPLETE for trial in study.trials):
+        print(f"best: trial {study.best_trial.number}, error {study.best_value:.3f} {study.best_params}", flush=True)
 
 
 def train(directory: Path, *, small: bool) -> None:
@@ -146,19 +88,15 @@ def train(directory: Path, *, small: bool) -> None:
     )
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, given["annealing"])
     ctx.track(model=model, optimizer=optimizer, schedule=schedule)
+    unseen_points, unseen_labels = points[:unseen].to(ctx.device), labels[:unseen].to(ctx.device)
     for _ in ctx.epochs(epochs):
         for x, y in loader:
             loss = nn.functional.cross_entropy(model(x.to(ctx.device)), y.to(ctx.device))
             ctx.backward(loss)
             ctx.step(optimizer)
         schedule.step()
-    with torch.no_grad():
-        found = net(points[:unseen].to(ctx.device)).argmax(dim=1)
-    if ctx.rank == 0:
-        accuracy = (found.cpu() == labels[:unseen]).double().mean().item()
-        new = directory / f"{RESULT}.new"
-        new.write_text(json.dumps({"accuracy": accuracy}))
-        new.replace(directory / RESULT)
+        with torch.no_grad():
+            ctx.metric((net(unseen_points).argmax(dim=1) != unseen_labels).double().mean())
 
 
 def main() -> None:
@@ -172,7 +110,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tag", default=TAG, help="of each trial's job")
+    parser.add_argument("--tag", default=TAG, help="further keys of each trial's tag")
     parser.add_argument("--small", action="store_true", help="trials of seconds")
     parser.add_argument("--train", action="store_true", help="train the trial of this directory")
     args = parser.parse_args(argv, argparse.Namespace(sbatch=sbatch))

@@ -11,7 +11,7 @@ Every policy runs the same searches, because it sees their result only. A snapsh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metasched.apps.app_state import AppRecord, Records, ended, read, write
 from metasched.apps.live_apps import LiveApps
@@ -35,6 +35,7 @@ class AppRound:
         snapshot: what the policy may see: without held and ended jobs, with caps and apps.
         held: why each held job must not train for now, by uid. It gives up its allocation.
         ends: why each live job that was ended is to end for good, by uid; in every round until it is gone.
+        capped: for each job that may have fewer GPUs than its tag says, by how many, by uid.
         state: the state for the next round.
     """
 
@@ -42,13 +43,7 @@ class AppRound:
     held: Mapping[str, Reason]
     ends: Mapping[str, Reason]
     state: AppsState
-
-    @property
-    def phase_ends(self) -> Mapping[str, float]:
-        """Progress steps at which the present phase of a trial ends, by uid; ended trials may be among them."""
-        brackets = [bracket for app in self.snapshot.apps for bracket in app.brackets]
-        comparing = [bracket for bracket in brackets if bracket.phase < len(bracket.phases) - 1]
-        return {uid: bracket.phases[bracket.phase].steps for bracket in comparing for uid in bracket.trials}
+    capped: Mapping[str, Reason] = field(default_factory=dict)
 
 
 def apply_apps(snapshot: Snapshot, state: AppsState = NO_STATE, *, singles: bool = False) -> AppRound:
@@ -101,9 +96,12 @@ def apply_apps(snapshot: Snapshot, state: AppsState = NO_STATE, *, singles: bool
         held |= {job.uid: answer.holds[job.uid] for job in members if job.uid in answer.holds and _can_wait(job)}
         caps |= answer.caps
     left = held.keys() | ends.keys()
+    whole = {job.uid: job.max_gpus for job in snapshot.jobs if job.uid in caps}
     shown = tuple([_capped(job, caps.get(job.uid)) for job in snapshot.jobs if job.uid not in left])
+    lowered = {job.uid: job.max_gpus for job in shown if job.uid in caps and job.max_gpus < whole[job.uid]}
+    capped = {uid: Reason.of(Code.TRIAL_CAPPED, gpus=gpus) for uid, gpus in lowered.items()}
     after = write(Records(snapshot.now, live.steps, records)) if records or singles else NO_STATE
-    return AppRound(replace(snapshot, jobs=shown, apps=tuple(apps)), held, ends, after)
+    return AppRound(replace(snapshot, jobs=shown, apps=tuple(apps)), held, ends, after, capped)
 
 
 def _live_apps(

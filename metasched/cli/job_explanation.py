@@ -21,12 +21,12 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
     if job.error is not None:
         return [*lines, f"Its tag cannot be used: {job.error}. Cancel it and submit it again with the tag corrected."]
     if job.finished is not None:
-        return lines
+        return [*lines, f"Why: {job.reason.rstrip('.')}."] if job.reason_also else lines
     if job.reason:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
-    lines += [*_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
+    lines += [*_app_lines(job, status), *_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: "
@@ -77,6 +77,22 @@ def _state(job: JobStatus, now: float) -> str:
         "stopping": f"is being stopped on {place}: it writes a checkpoint and gives its resources back",
     }
     return states.get(job.status, f"is {job.status}")
+
+
+def _app_lines(job: JobStatus, status: Status) -> list[str]:
+    """Return sentences on the job's app, where a tuner compares its trials."""
+    app = next((app for app in status.apps if app.uid == job.app), None)
+    if app is None or not app.tuner:
+        return [] if app is None or not app.problem else [_sentence(app.problem)]
+    phases = "".join(f", phase {phase} of {phases}" for phase, phases in app.phases[:1])
+    ended = f"{app.live} of its jobs live, {counted(app.ended, 'trial')} ended so far"
+    told = f"Its app {app.name} has the tuner {app.tuner}{phases}: {ended}."
+    return [told, _sentence(app.problem)] if app.problem else [told]
+
+
+def _sentence(words: str) -> str:
+    """Return words of a reason as a sentence."""
+    return f"{words[0].upper()}{words[1:].rstrip('.')}."
 
 
 def _batch_lines(job: JobStatus) -> list[str]:

@@ -34,6 +34,7 @@ def command(command_paths: CommandPaths, *, shared: Path | None, user: str | Non
         status = dataclasses.replace(
             status,
             jobs=tuple(job for job in status.jobs if job.user == user),
+            apps=tuple(app for app in status.apps if app.user == user),
             finished=tuple(job for job in status.finished if job.user == user),
         )
     now = time.time()

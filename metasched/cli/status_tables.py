@@ -27,7 +27,7 @@ from metasched.cli.formatting import (
 from metasched.cli.job_explanation import is_stale
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted
-from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
+from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status
 
 _NAME_WIDTH = 32
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
@@ -43,6 +43,8 @@ def overview(status: Status, now: float, limit: int) -> RenderableType:
         parts.append(Text("no jobs of metasched wait or run"))
     if len(status.jobs) > limit:
         parts.append(Text(f"and {len(status.jobs) - limit} more"))
+    if status.apps:
+        parts += [Text(), apps_table(status.apps[:limit])]
     if status.finished:
         parts += [Text(), finished_table(status.finished, now)]
     return Group(*parts)
@@ -82,6 +84,18 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
         row(
             made, node.name, node.gpu_type, f"{node.gpus_used}/{node.gpus}", note, style=None if node.accepts else "dim"
         )
+    return made
+
+
+def apps_table(apps: Sequence[AppStatus]) -> Table:
+    """Return the table of apps: their tuners, phases and numbers of trials."""
+    made = table("APP", "USER", "TUNER", "PHASE", "LIVE", "ENDED", "", right=("LIVE", "ENDED"))
+    for app in apps:
+        name = app.name if app.uid.startswith("app:") else f"{app.name} (array)"
+        phases = ", ".join(f"{phase} of {phases}" for phase, phases in app.phases)
+        problem = Text(clean(app.problem), style="bold red") if app.problem else None
+        names = clean(name, _NAME_WIDTH), clean(app.user, _NAME_WIDTH)
+        row(made, *names, clean(app.tuner) or "none", phases, app.live, app.ended, problem)
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
+from metasched.apps.tuners.registry import make_tuner
 from metasched.cli.formatting import clean, echo_json, json_option
 from metasched.slurm import command_runner
 from metasched.slurm.tags import FIRST_WORD, parse_tag
@@ -23,6 +24,8 @@ HELP = {
     "slo": "Time from submission to the latest acceptable end, such as 90m, 2h or 1.5d.",
     "model": "Name of the trained model: your jobs of the same model are assumed to be equally fast.",
     "trials": "Whether the job, whose script uses the shim, may be profiled for some steps at other sizes: yes or no.",
+    "app": "Name of the app that the job belongs to: your jobs of one app search one thing together.",
+    "tuner": "Tuner that compares the app's jobs and ends the worse ones, with options: halving,eta=2,steps=10000.",
     "batch": "Whether metasched may change the batch size, if the script consents: adaptive or fixed [default: fixed].",
 }
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)
@@ -53,7 +56,9 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
     if any(_COMMENT.fullmatch(word) for word in _options(sbatch)):
         raise click.UsageError("leave out sbatch's --comment: metasched submit writes its tag there")
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
-    parse_tag(comment)
+    checked = parse_tag(comment)
+    if checked is not None and checked.tuner is not None:
+        make_tuner(checked.tuner)
     slurm_job_id, warnings = command_runner.sbatch([f"--comment={comment}", *sbatch])
     if warnings:
         click.echo(clean(warnings), err=True)

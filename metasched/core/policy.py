@@ -66,6 +66,7 @@ class Policy(ABC):
         wakes_on_result: whether the result of ``precompute`` starts a round at once.
         fits_iterations: whether the policy reads ``Job.iteration_parameters``, which cost milliseconds for each job
             whose iterations have changed.
+        reads_losses: whether the policy reads ``Job.losses`` also of jobs that are in no app.
         reads_apps: whether the policy reads ``Snapshot.apps``, and so every job is in an app, be it an app of one.
     """
 
@@ -77,6 +78,7 @@ class Policy(ABC):
     precompute_at: ClassVar[float] = 0.0
     wakes_on_result: ClassVar[bool] = False
     fits_iterations: ClassVar[bool] = False
+    reads_losses: ClassVar[bool] = False
     reads_apps: ClassVar[bool] = False
 
     @property

@@ -250,6 +250,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.WAITS_BEHIND: "waits behind job {job}, which needs the same resources",
     Code.WAITS_BEHIND_RESERVED: "waits behind job {job}, which must not be delayed",
     Code.BACKFILLED: "backfilled",
+    Code.TRIAL_CAPPED: lambda gpus: (
+        f"its app's tuner gives it at most {counted(gpus, 'GPU')} while several trials live"
+    ),
     Code.TRIAL_PHASE_DONE: "it has trained the {steps:g} steps of phase {phase} of {phases}, and waits until job {job} "
     "and the other trials have",
     Code.TRIAL_OUTRANKED: _outranked,

@@ -110,6 +110,7 @@ class Code(enum.StrEnum):
     NEXT_ROUND = "next_round", "No round has decided about the job yet."
 
     # Trials of an app, which its tuner holds or ends.
+    TRIAL_CAPPED = "trial_capped", "The tuner of the trial's app gives it fewer GPUs than it can use, for now."
     TRIAL_PHASE_DONE = "trial_phase_done", "The trial has done its phase and waits for the bracket's other trials."
     TRIAL_OUTRANKED = "trial_outranked", "Better trials continue into the next phase, and this one is ended."
     TRIAL_WITHOUT_LOSS = "trial_without_loss", "The trial has reported no finite loss, so it ranks last and is ended."

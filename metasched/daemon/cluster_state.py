@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metasched.configuration.config import Config
+from metasched.core.apps import LossPoint
 from metasched.core.model import Snapshot, Status
 from metasched.core.reasons import Reason, from_text
 from metasched.intake.job_intake import JobIntake
+from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import TrackedJob, TrackedRuns
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.node_inventory import usable_node
@@ -55,9 +57,16 @@ class ClusterState:
 
 
 class ClusterStateBuilder:
-    """Builds the state of a poll from the observation and the records; writes nothing."""
+    """Builds the state of a poll from the observation and the records; writes nothing.
 
-    def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates) -> None:
+    Attributes:
+        all_losses: whether all jobs get their losses, and not only those of apps.
+    """
+
+    def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
+        self.all_losses = False
+        self._reports = reports
+        self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
         self._store = store
         self._intake = intake
         self._estimates = estimates
@@ -73,7 +82,7 @@ class ClusterStateBuilder:
             config: the configuration in force.
             round_number: the present round.
         """
-        described = {uid: self._describe(job, observation) for uid, job in tracked.live.items()}
+        described = self._with_losses({uid: self._describe(job, observation) for uid, job in tracked.live.items()})
         live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
         others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
         jobs = sorted((observed.job for observed in live.values()), key=lambda job: (job.submitted, job.uid))
@@ -117,6 +126,17 @@ class ClusterStateBuilder:
         if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
             job = job.evolve(blocked=deferral.and_also(why))
         return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
+
+    def _with_losses(self, described: dict[str, ObservedJob]) -> dict[str, ObservedJob]:
+        """The jobs with their reported losses, which are read from the store where there are new reports."""
+        wanted = {uid for uid, one in described.items() if self.all_losses or one.job.app is not None}
+        known = {uid: points for uid, points in self._losses.items() if uid in wanted}
+        stale = {uid for uid in wanted if uid not in known or uid in self._reports.reported}
+        self._losses = known | dict.fromkeys(stale, ()) | (self._store.losses(stale) if stale else {})
+        return {
+            uid: replace(one, job=one.job.evolve(losses=points)) if (points := self._losses.get(uid)) else one
+            for uid, one in described.items()
+        }
 
     def _why_not_started(self, uid: str) -> Reason | None:
         events = self._store.recent_events(EVENTS, uid)

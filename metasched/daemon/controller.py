@@ -10,23 +10,26 @@ be repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from metasched.apps.app_state import trials_of
 from metasched.configuration.config import Config
+from metasched.core.apps import App
 from metasched.core.batching import BatchPlan
-from metasched.core.model import Action, NodeAdvice, Placement, Snapshot, Status
+from metasched.core.model import Action, Job, NodeAdvice, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
+from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.systemd_notify import notify
+from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import RunTracking
@@ -42,6 +45,7 @@ from metasched.scheduling.gpu_sharing import GpuSharing
 from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
+from metasched.shared_dir.published_status import AppStatus
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
@@ -93,9 +97,11 @@ class Controller:
         self._intake = JobIntake(client, store, self._writes)
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
         self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
+        self._orders = DriverOrders(store, mailbox)
         self._estimates = JobEstimates(store, config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
-        self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates)
+        self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates, self._reports)
+        self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
@@ -106,6 +112,7 @@ class Controller:
         self._targets: Mapping[str, Placement] = store.targets()
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._apps = store.apps_state()
+        self._searches: Sequence[App] = ()
         self._ends: Mapping[str, Reason] = {}  # of the latest round; those of earlier rounds are in the jobs' records
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
@@ -136,6 +143,7 @@ class Controller:
         self._actuator.config = config
         self._estimates.reconfigure(config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
+        self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
         self._round_wanted = True
 
     def poll(self) -> float:
@@ -227,6 +235,10 @@ class Controller:
     def advice(self) -> Sequence[NodeAdvice]:
         """How many nodes would suit the jobs, by GPU type, as the policy's latest decision says; empty for none."""
         return self._advice
+
+    def app_statuses(self, jobs: Iterable[Job]) -> Sequence[AppStatus]:
+        """The status of the apps of the latest round, given the live jobs."""
+        return app_statuses(self._searches, self._apps, jobs)
 
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
@@ -376,6 +388,7 @@ class Controller:
         self._batches = result.batches
         self._apps = result.apps
         self._ends = result.ends
+        self._searches = result.searches
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
@@ -387,12 +400,13 @@ class Controller:
         """Return the snapshot as a round sees it.
 
         Jobs that are suspended only for their co-runner's time slice count as running, and what became of the trials of
-        live apps is in it.
+        live apps, and what their drivers ask for, is in it.
         """
         jobs = tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in snapshot.jobs)
         gone = trials_of(self._apps) - snapshot.job.keys()
         completed = self._store.completed_by_themselves(gone) if gone else frozenset()
-        return replace(snapshot, jobs=jobs, completed_trials=completed)
+        orders = self._orders.read(snapshot.jobs, snapshot.now)
+        return replace(snapshot, jobs=jobs, completed_trials=completed, trial_orders=orders)
 
     def _note_degraded(self, degraded: Reason | None, now: float) -> None:
         """Count a degraded round; the first of several is logged and recorded."""

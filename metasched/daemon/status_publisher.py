@@ -68,6 +68,7 @@ class StatusPublisher:
             finished=tuple(self._ended(record) for record in ended),
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
+            apps=tuple(controller.app_statuses(snapshot.jobs)),
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
         )
         self._write(status)
@@ -135,12 +136,15 @@ class StatusPublisher:
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
             step_gain=_step_gain(job),
+            app=job.app,
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:
         ended = record.finished or record.submitted
         ended_as = Reason.of(Code.ENDED, state=record.end_state)
+        if record.end_reason is not None:
+            ended_as = ended_as.and_also(record.end_reason)
         needed = record.requirements
         gpus = int(needed.get("gpus", 0))
         return JobStatus(

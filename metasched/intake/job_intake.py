@@ -12,6 +12,8 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter
 
+from metasched.apps.tuners.registry import make_tuner
+from metasched.apps.tuners.tuner import TunerError
 from metasched.core.model import Hold
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
@@ -21,7 +23,7 @@ from metasched.slurm.admin_comment import Stamp
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
 from metasched.slurm.job_requirements import Requirements, requirements
-from metasched.slurm.tags import Tag, parse_tag
+from metasched.slurm.tags import Tag, parse_tag, quote
 from metasched.store import JobRecord, Store
 
 SCRIPTS = 20
@@ -192,9 +194,14 @@ def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str,
     They are read before the job's first update, which rewrites the request that the user submitted.
     """
     try:
-        needed = requirements(job, parse_tag(job.comment) or Tag(), inventory.gpu_types, inventory.shards)
+        tag = parse_tag(job.comment) or Tag()
+        needed = requirements(job, tag, inventory.gpu_types, inventory.shards)
+        if tag.tuner is not None:
+            make_tuner(tag.tuner)
     except TagError as error:
         return {}, str(error)
+    except TunerError as error:
+        return {}, f"{quote(tag.tuner.tag if tag.tuner is not None else '')}: {error}"
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
 
 

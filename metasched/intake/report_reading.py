@@ -63,7 +63,7 @@ class ReportReader:
     def _read(self, record: JobRecord, now: float) -> IngestResult:
         self.heartbeat()
         try:
-            owner = _user_id(record.user)
+            owner = user_id(record.user)
         except KeyError:
             self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
             return IngestResult()
@@ -88,6 +88,6 @@ class ReportReader:
 
 
 @cache
-def _user_id(user: str) -> int:
+def user_id(user: str) -> int:
     """Return the user's numeric id; a KeyError for an unknown user is not cached, because the user may appear later."""
     return pwd.getpwnam(user).pw_uid

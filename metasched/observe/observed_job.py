@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from metasched.apps.membership import app_uid
 from metasched.core.batching import BatchControl, Batching
 from metasched.core.model import Hold, Job, Placement, Status
 from metasched.core.reasons import Code, Reason
@@ -101,6 +102,8 @@ def job_of(  # noqa: PLR0917  one fact from each side
         slo_seconds=needed.slo_seconds,
         time_limit_seconds=slurm.time_limit,
         co_runner=None if inventory.gpu_shards is None else inventory.gpu_shards.co_runners.get(record.uid),
+        app=app_uid(record.uid, record.user, needed.app),
+        tuner=needed.tuner,
         whole_gpus=not (needed.shards and inventory.shards),
         half_gpus=needed.shards and has_part_of_gpu(slurm, inventory.shards),
         suspended_at=run.suspended_at if run is not None else None,

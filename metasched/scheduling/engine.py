@@ -19,7 +19,7 @@ from typing import Any
 
 from metasched.apps.app_round import AppRound, apply_apps
 from metasched.capacity.shapes import without_allocations
-from metasched.core.apps import AppsState
+from metasched.core.apps import App, AppsState
 from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
@@ -51,7 +51,7 @@ class RoundResult:
         batches: by uid, the batch plan that the trainer of a target should take up.
         ends: by uid, why a live trial is to end for good.
         apps: the apps' state, for the next round.
-        phase_ends: by uid, the progress steps at which a trial's phase ends, so that a round then is worth its while.
+        searches: the live apps, without apps of one.
     """
 
     decision: Decision
@@ -62,7 +62,7 @@ class RoundResult:
     batches: Mapping[str, BatchPlan] = field(default_factory=dict)
     ends: Mapping[str, Reason] = field(default_factory=dict)
     apps: AppsState = NO_APPS
-    phase_ends: Mapping[str, float] = field(default_factory=dict)
+    searches: tuple[App, ...] = ()
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, apps: AppsState = NO_APPS) -> RoundResult:
@@ -97,6 +97,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, app
     unplaced = (job for job in schedulable.jobs if job.uid not in placements.placed)
     for more in (limited, placements.unplaced, closing(unplaced, schedulable.nodes)):
         reasons |= {uid: reasons[uid].and_also(reason) for uid, reason in more.items()}
+    reasons |= {uid: reasons[uid].and_also(why) for uid, why in searched.capped.items() if uid in reasons}
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP
     retained = {
@@ -105,17 +106,9 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, app
     targets = {**retained, **placements.placed}
     co_runners = {**placements.co_runners, **_retained_pairs(snapshot, retained, targets)}
     batches = _batches(schedulable, decision, targets)
-    return RoundResult(
-        decision,
-        after,
-        targets,
-        reasons,
-        co_runners,
-        batches,
-        searched.ends,
-        searched.state,
-        searched.phase_ends,
-    )
+    singles = {job.uid for job in snapshot.jobs if job.app is None}
+    searches = tuple([app for app in searched.snapshot.apps if app.uid not in singles])
+    return RoundResult(decision, after, targets, reasons, co_runners, batches, searched.ends, searched.state, searches)
 
 
 def _decide(

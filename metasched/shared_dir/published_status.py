@@ -91,7 +91,8 @@ class JobStatus:
     ``progress_steps`` a step counts for now, 1 unless its batch adapts. ``reason`` is why it runs or waits, in words;
     ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
-    None for a job whose batch size neither tag nor script let change.
+    None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
+    app of one and for an ended job.
     """
 
     uid: str
@@ -131,6 +132,30 @@ class JobStatus:
     reason_facts: Mapping[str, Any] = field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
     batch: BatchStatus | None = None
+    app: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppStatus:
+    """One app with a live member, but no app of one.
+
+    ``uid`` is that of its jobs' ``app``. ``tuner`` is the tuner as the tags write it, "" for none; ``phases`` says for
+    each of its brackets which phase it is in, of how many. ``live`` members have not ended, ``ended`` trials were ended
+    by the tuner, live or gone. ``problem`` says why the app runs without its tuner, or which orders of its driver are
+    ignored, in words; ``problem_code`` says it to programs.
+    """
+
+    uid: str
+    name: str
+    user: str
+    tuner: str
+    phases: tuple[tuple[int, int], ...]
+    live: int
+    ended: int
+    first_submitted: float
+    attained_service: float
+    problem: str = ""
+    problem_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +166,7 @@ class Status:
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
     why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
     ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
-    type, where the policy advises on the number of nodes.
+    type, where the policy advises on the number of nodes. ``apps`` are those of the latest round.
     """
 
     published: float
@@ -163,6 +188,7 @@ class Status:
     degraded: str = ""
     degraded_rounds: int = 0
     advice: tuple[AdviceStatus, ...] = ()
+    apps: tuple[AppStatus, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more

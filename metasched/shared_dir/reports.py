@@ -100,6 +100,9 @@ class StepsReport(_Line, frozen=True):
     ``data_seconds``, ``sync_seconds`` and ``peak_bytes`` are for readers of the files: the store has no columns for
     them.
 
+    ``metric`` is the mean of the values that the script gave ``ctx.metric`` since the last line, None where it is not
+    finite; unset where it gave none. ``diverged`` says that ``loss`` is None because it is not finite.
+
     ``progress`` is the job's progress in steps at its first batch, ``grad_square`` and ``grad_variance`` the gradient
     noise (``core.batching.GradientNoise``), ``plan`` the number of the lease's batch plan in force, 0 for none.
     """
@@ -120,6 +123,8 @@ class StepsReport(_Line, frozen=True):
     grad_square: float | None = None
     grad_variance: float | None = None
     plan: _Plan = 0
+    metric: _Loss | msgspec.UnsetType | None = msgspec.UNSET
+    diverged: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an implausible speed.
@@ -173,12 +178,13 @@ class StopReport(_Line, frozen=True):
 
 
 class EndReport(_Line, frozen=True):
-    """The trainer has finished its work."""
+    """The trainer has finished its work; ``metric`` as in ``StepsReport``."""
 
     step: _Step
     samples: _Samples
     loss: _Loss | None
     progress: _Progress | None = None
+    metric: _Loss | msgspec.UnsetType | None = msgspec.UNSET
 
 
 Report = StartReport | DeclareReport | ProfilingReport | StepsReport | CheckpointReport | StopReport | EndReport

@@ -17,6 +17,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 
+from metasched.core.apps import App
 from metasched.core.model import Node, Snapshot
 from metasched.core.policy import Policy
 from metasched.simulator.records import Failures, InitialState, JobOutcome, Outcome, Settings, Workload
@@ -163,7 +164,7 @@ class _Simulation(RoundLoop):
             self.idle_rounds = 0
         elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
             self.idle_rounds += 1
-        cluster.set_phase_ends(result.phase_ends)
+        cluster.set_phase_ends(_phase_ends(result.searches))
         gone = cluster.end(result.ends)
         cluster.set_targets(result.targets, result.co_runners, result.batches)
         self.schedule.record_round(self.now)
@@ -176,6 +177,13 @@ class _Simulation(RoundLoop):
     def unfinished(self) -> Iterable[JobOutcome]:
         """The records, up to now, of the jobs that have arrived and not ended."""
         return [self.cluster.outcome(live, None) for live in self.cluster.live.values()]
+
+
+def _phase_ends(apps: Iterable[App]) -> dict[str, float]:
+    """Progress steps at which the present phase of a trial ends, by uid; ended trials may be among them."""
+    brackets = [bracket for app in apps for bracket in app.brackets]
+    comparing = [bracket for bracket in brackets if bracket.phase < len(bracket.phases) - 1]
+    return {uid: bracket.phases[bracket.phase].steps for bracket in comparing for uid in bracket.trials}
 
 
 class _RoundSchedule:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 
+from metasched.core.apps import TunerSettings
 from metasched.core.model import Job, Placement, Preempt
 from metasched.slurm.client import Geometry, SlurmJob
 from metasched.slurm.errors import TagError
@@ -26,7 +27,7 @@ class Requirements:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
         tasks: Slurm's number of tasks of a rigid job, because its script may depend on it; None for an elastic job,
             where the wrapper starts one process per GPU.
-        slo_seconds, model, trials, adaptive_batch: as in the tag.
+        slo_seconds, model, trials, adaptive_batch, app, tuner: as in the tag.
         shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
@@ -51,6 +52,8 @@ class Requirements:
     shards: bool = False
     trials: bool = False
     adaptive_batch: bool = False
+    app: str | None = None
+    tuner: TunerSettings | None = None
 
 
 def is_managed(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
@@ -135,6 +138,8 @@ def requirements(
         shards=job.shards_per_node is not None,
         trials=tag.trials,
         adaptive_batch=tag.adaptive_batch,
+        app=tag.app,
+        tuner=tag.tuner,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metasched.core.apps import TunerSettings
 from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 
@@ -24,6 +25,8 @@ _MAX_STEPS = 10**15
 _SHOWN = 60
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SLO = 10**9
+_MOST_OPTIONS = 16
+_NUMBER = r"[0-9]{1,16}(?:\.[0-9]{1,16})?(?:e-?[0-9]{1,2})?"
 LEAST_WEIGHT = 0.001
 """A job of less weight than this would hardly ever run among others; so small a number is taken for a mistake."""
 
@@ -44,6 +47,9 @@ class Tag:
         model: name of the trained model: jobs of one user with the same model are equally fast.
         trials: whether profiling runs of a few steps at other sizes may precede the training.
         adaptive_batch: whether metasched may change the batch size, where the training script consents, too.
+        app: NAME of the app that the job belongs to.
+        tuner: the tuner of the job's app; whether there is such a tuner, and its options, are checked elsewhere
+            (``apps.tuners.registry.make_tuner``).
     """
 
     min_gpus: int | None = None
@@ -57,6 +63,8 @@ class Tag:
     model: str | None = None
     trials: bool = False
     adaptive_batch: bool = False
+    app: str | None = None
+    tuner: TunerSettings | None = None
 
 
 def is_tagged(comment: str) -> bool:
@@ -170,6 +178,28 @@ def _batch(word: str, text: str) -> bool:
     return text == "adaptive"
 
 
+def _app(word: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.+:-]{1,64}", text, re.ASCII):
+        raise TagError(f"{quote(word)}: write letters, digits and _.+:- only, at most 64 of them, as in app=search-7")
+    return text
+
+
+def _tuner(word: str, text: str) -> TunerSettings:
+    name, *options = text.split(",")
+    form = f"{quote(word)}: write a tuner, then its options, as in tuner=halving,eta=2,steps=10000"
+    if not re.fullmatch(r"[a-z][a-z_]{0,31}", name, re.ASCII) or len(options) > _MOST_OPTIONS:
+        raise TagError(form)
+    values: dict[str, float] = {}
+    for option in options:
+        key, _, number = option.partition("=")
+        if not re.fullmatch(r"[a-z][a-z_]{0,31}", key, re.ASCII) or not re.fullmatch(_NUMBER, number, re.ASCII):
+            raise TagError(f"{form}; {quote(option)} is not of the form option=number")
+        if key in values:
+            raise TagError(f"{quote(word)}: {key} is given twice; keep one of them")
+        values[key] = float(number)
+    return TunerSettings(name, values)
+
+
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
@@ -182,6 +212,8 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "model": _model,
     "trials": _yes_or_no,
     "batch": _batch,
+    "app": _app,
+    "tuner": _tuner,
 }
 FIELDS: Mapping[str, str] = {"slo": "slo_seconds", "batch": "adaptive_batch"}
 """Names of ``Tag``'s fields, by key, where they differ."""

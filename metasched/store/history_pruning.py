@@ -51,6 +51,7 @@ _DETAILS = {
     "events": _deletion("events", "id", f"(uid IS NULL AND at < :before) OR {_OF_OLD_JOB}"),
     "throughput": _deletion("throughput", "id", _OF_OLD_JOB),
     "checkpoints": _deletion("checkpoints", "id", _OF_OLD_JOB),
+    "losses": _deletion("losses", "uid", _OF_OLD_JOB),
     "report_files": _deletion("report_files", "uid, generation", _OF_OLD_JOB),
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.

@@ -6,16 +6,14 @@ here follows a link, blocks, reads more than its budget, or trusts a line.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from metasched.shared_dir.owned_files import RefusedFileError, owned_directory, owned_file
 from metasched.shared_dir.reports import (
     MAX_LINE_BYTES,
     ProfilingReport,
@@ -38,7 +36,6 @@ MAX_ENTRIES = 10_000
 """A directory with more entries is not read."""
 
 _FILE_NAME = re.compile(r"incarnation-([1-9][0-9]{0,8})\.jsonl")
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a pipe must not wait
 
 
 @dataclass(slots=True)
@@ -78,10 +75,6 @@ class IngestResult:
     profiling_reports: tuple[ProfilingReport, ...] = ()
 
 
-class _RefusedFileError(Exception):
-    """A directory or file that is not what it should be, and will not be read; the message says why."""
-
-
 def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> IngestResult:
     """Read the new lines of a job's report files and commit them.
 
@@ -107,7 +100,7 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     """
     total = IngestResult()
     try:
-        with _directory(reports, uid, owner) as directory:
+        with owned_directory(reports, uid, owner) as directory:
             known = store.report_files(uid)
             generations = _generations(directory, known)
             newest = max((*known, *generations), default=0)
@@ -122,7 +115,7 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
                     read = _read(directory, file, owner, budget.bytes)
                 except FileNotFoundError:
                     continue  # somebody has removed it meanwhile
-                except _RefusedFileError as error:
+                except RefusedFileError as error:
                     store.event_once("reports-file-refused", f"{_name(generation)}: {error}", uid, at=now)
                     continue
                 except OSError as error:
@@ -132,7 +125,7 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
                 total = _added(total, _commit(store, file, read, now, budget, latest=generation == newest))
     except FileNotFoundError:
         pass  # no trainer has written yet
-    except _RefusedFileError as error:
+    except RefusedFileError as error:
         store.event_once("reports-refused", f"reports/{uid}: {error}", uid, at=now)
     except OSError as error:
         store.event_once("reports-unreadable", f"reports/{uid}: {error.strerror}", uid, at=now)
@@ -143,37 +136,12 @@ def _name(generation: int) -> str:
     return f"incarnation-{generation}.jsonl"
 
 
-@contextmanager
-def _directory(reports: Path, uid: str, owner: int) -> Iterator[int]:
-    """The job's directory as an open descriptor."""
-    root = os.open(reports, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        directory = _open(uid, root, os.O_DIRECTORY)
-    finally:
-        os.close(root)
-    try:
-        if os.fstat(directory).st_uid != owner:
-            raise _RefusedFileError("not a directory of the job's owner")
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def _open(name: str, directory: int, flags: int = 0) -> int:
-    try:
-        return os.open(name, _OPEN | flags, dir_fd=directory)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise _RefusedFileError("a symbolic link, or not what it should be") from None
-        raise
-
-
 def _generations(directory: int, known: Collection[int]) -> list[int]:
     """The latest generations whose files are there, in order; none from before those that the store remembers."""
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
     if len(names) > MAX_ENTRIES:
-        raise _RefusedFileError(f"more than {MAX_ENTRIES} files")
+        raise RefusedFileError(f"more than {MAX_ENTRIES} files")
     found = sorted(int(match[1]) for name in names if (match := _FILE_NAME.fullmatch(name)))
     first = sorted(known)[-MAX_FILES] if len(known) >= MAX_FILES else 0
     return [generation for generation in found[-MAX_FILES:] if generation >= first]
@@ -185,17 +153,11 @@ def _size(directory: int, generation: int) -> int:
 
 def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
     """Read at most ``budget`` bytes after the reading position."""
-    descriptor = _open(_name(file.generation), directory)
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner:
-            raise _RefusedFileError("not a file of the job's owner")
+    with owned_file(_name(file.generation), directory, owner) as (descriptor, facts):
         if facts.st_size < file.offset:
             torn = facts.st_size > 0 and os.pread(descriptor, 1, facts.st_size - 1) != b"\n"
             return _Read(b"", facts.st_size, torn=torn)
         return _Read(os.pread(descriptor, budget, file.offset), facts.st_size)
-    finally:
-        os.close(descriptor)
 
 
 def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Budget, *, latest: bool) -> IngestResult:

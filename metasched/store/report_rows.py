@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from metasched.core.apps import LossPoint
 from metasched.core.batching import BatchControl, Batching
 from metasched.shared_dir.reports import (
     CheckpointReport,
@@ -19,7 +22,8 @@ from metasched.shared_dir.reports import (
 )
 from metasched.store.connection import Connection
 from metasched.store.reported_batching import ReportedBatching
-from metasched.store.row_conversion import batching_of, noise_of, record_json
+from metasched.store.reported_losses import ReportedLosses
+from metasched.store.row_conversion import as_json, batching_of, noise_of, record_json
 
 _Value = TypeVar("_Value")
 
@@ -93,6 +97,7 @@ class ReportRows(Connection):
                 batching = self._batching(file.uid, reports)
                 adapts = batching is not None and batching.control is BatchControl.SCHEDULER
                 self._progress(file.uid, reports, adapts=adapts)
+                self._losses(file.uid, reports, adapts=adapts)
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -156,6 +161,27 @@ class ReportRows(Connection):
         )
         self._delete_old_rows("checkpoints", "id", file.uid, MAX_CHECKPOINT_ROWS)
 
+    def losses(self, uids: Collection[str]) -> dict[str, tuple[LossPoint, ...]]:
+        """The reported losses of those jobs that have any, by uid; of diverged trainings not a number."""
+        rows = self._rows(
+            "SELECT uid, points, of_metric FROM losses WHERE uid IN (SELECT value FROM json_each(?))",
+            [as_json(sorted(uids))],
+        )
+        return {uid: _losses_of(points, of_metric).points for uid, points, of_metric in rows}
+
+    def _losses(self, uid: str, reports: Sequence[Report], *, adapts: bool) -> None:
+        """Bring the job's losses up to date."""
+        row = self._row("SELECT points, of_metric FROM losses WHERE uid = ?", [uid])
+        before = ReportedLosses() if row is None else _losses_of(*row)
+        after = before.after(reports, adapts=adapts)
+        if len(after.points) and (row is None or after != before):
+            points = [[steps, loss if math.isfinite(loss) else None] for steps, loss in after.points]
+            self._write(
+                "INSERT INTO losses (uid, points, of_metric) VALUES (?, ?, ?) "
+                "ON CONFLICT (uid) DO UPDATE SET points = excluded.points, of_metric = excluded.of_metric",
+                [uid, as_json(points), int(after.of_metric)],
+            )
+
     def _delete_old_rows(self, table: str, order: str, uid: str, rows: int) -> None:
         self._write(
             f"DELETE FROM {table} WHERE uid = ? AND {order} <= "  # noqa: S608  our own names
@@ -179,6 +205,12 @@ class ReportRows(Connection):
                 "total_steps = coalesce(?, total_steps) WHERE uid = ?",
                 [done, loss, total, uid],
             )
+
+
+def _losses_of(points: str, of_metric: int) -> ReportedLosses:
+    """The losses of a row."""
+    found = (LossPoint(steps, math.nan if loss is None else loss) for steps, loss in json.loads(points))
+    return ReportedLosses(tuple(found), bool(of_metric))
 
 
 def _total_steps(report: DeclareReport) -> int | None:

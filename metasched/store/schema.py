@@ -111,7 +111,7 @@ _STATEMENTS = (
 
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps"),
+    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
 )
 
 
@@ -218,9 +218,13 @@ def _batches(db: Database) -> None:
 
 @migrations(name="0010_apps")
 def _apps(db: Database) -> None:
-    """The apps' state after each round that changed it, and why jobs were ended for good."""
+    """The apps' state after each round that changed it, why jobs were ended for good, and the losses of jobs."""
     db.execute("CREATE TABLE apps (round INTEGER PRIMARY KEY, version INTEGER NOT NULL, data TEXT NOT NULL)")
     db.execute("ALTER TABLE jobs ADD COLUMN end_reason TEXT")
+    db.execute(
+        """CREATE TABLE losses (
+             uid TEXT PRIMARY KEY REFERENCES jobs, points TEXT NOT NULL, of_metric INTEGER NOT NULL) WITHOUT ROWID"""
+    )
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

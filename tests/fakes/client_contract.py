@@ -266,12 +266,12 @@ class ClientContract:
             world.client.requeue_hold(slurm_job_id)
 
     def test_one_held_task_of_an_array_is_cancelled(self, world):
-        """The other tasks stay as they are; a second cancellation changes nothing."""
+        """The other tasks stay as they are. Slurm lists no cancelled task that was never split off."""
         array = world.submit("--hold", "--gres=gpu:1", "--array=0-2")
-        for _ in range(2):
-            world.client.cancel(f"{array}_1")
-        states = [world.job(f"{array}_{task}").state for task in range(3)]
-        assert states == [JobState.PENDING, JobState.CANCELLED, JobState.PENDING]
+        world.client.cancel(f"{array}_1")
+        states = {job.slurm_job_id: job.state for job in world.client.jobs()}
+        assert states.pop(f"{array}_1", JobState.CANCELLED) is JobState.CANCELLED
+        assert [states[f"{array}_{task}"] for task in (0, 2)] == [JobState.PENDING] * 2
 
     def test_a_cancelled_job_is_not_requeued(self, world):
         """A requeue after a cancellation is refused, and the job stays cancelled."""
@@ -280,6 +280,14 @@ class ClientContract:
         world.wait_state(slurm_job_id, JobState.CANCELLED)
         with pytest.raises(WrongJobStateError):
             world.client.requeue_hold(slurm_job_id)
+        assert world.job(slurm_job_id).state is JobState.CANCELLED
+
+    def test_a_cancelled_job_is_not_requeued_by_its_exit_code(self, world):
+        """Its trainer saves on SIGTERM, and exits with the code after which Slurm requeues other jobs."""
+        slurm_job_id = world.started("--gres=gpu:1", does="saves")
+        world.client.cancel(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.CANCELLED)
+        world.pass_time(1.5)
         assert world.job(slurm_job_id).state is JobState.CANCELLED
 
     def test_a_cancelled_job_is_not_requeued_while_it_completes(self, world):

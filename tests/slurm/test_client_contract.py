@@ -24,6 +24,7 @@ KILL_WAIT = 4  # so that a slow machine sees what happens before it
 SCRIPTS = {
     "sleep": "exec sleep 600",
     "deaf": "trap '' TERM\ntouch {base}/noted-$SLURM_JOB_ID.ready\nfor i in $(seq 600); do sleep 0.2; done",
+    "saves": "trap 'exit 85' TERM\ntouch {base}/noted-$SLURM_JOB_ID.ready\nfor i in $(seq 600); do sleep 0.2; done",
     "note": "exec srun -n1 --mem=0 {base}/note {base}/noted-$SLURM_JOB_ID",
     "exit": "sleep 0.2; exit {code}",
 }
@@ -58,7 +59,7 @@ class RealWorld:
     def started(self, *options, does="sleep"):
         slurm_job_id = self.submit(*options, does=does)
         self.wait_state(slurm_job_id, JobState.RUNNING)
-        if does.startswith(("note", "deaf")):
+        if does.startswith(("note", "deaf", "saves")):
             self.wait(lambda _: (self.base / f"noted-{slurm_job_id}.ready").exists(), "its trap is set")
         return slurm_job_id
 

@@ -70,6 +70,7 @@ class ShimTrainer(Trainer):
     generation: int = 0
     starts: tuple = ()
     uid: str | None = None
+    step: int = 0
 
     def started(self, slurm, job):
         self.generation += 1
@@ -85,8 +86,8 @@ class ShimTrainer(Trainer):
             run=lease["run"],
             incarnation=self.generation,
             world_size=sum(job.allocated.values()) or 1,
-            step=0,
-            samples=0,
+            step=self.step,
+            samples=self.step,
             resumed=self.generation > 1,
             init_seconds=0.1,
         )
@@ -95,7 +96,12 @@ class ShimTrainer(Trainer):
         super().signalled(slurm, job, signal)
         if self.uid and self.stop_seconds is not None and signal in (self.stop_signal, "SIGTERM"):
             self.write(
-                slurm, kind="stop", step=1, cause="signal", noticed=slurm.now, checkpointed=self.stop_exit_code == 85
+                slurm,
+                kind="stop",
+                step=max(self.step, 1),
+                cause="signal",
+                noticed=slurm.now,
+                checkpointed=self.stop_exit_code == 85,
             )
 
     def write(self, slurm, **line):

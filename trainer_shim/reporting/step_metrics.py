@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class StepMetrics:
         self.steps = self._samples = 0
         self._known = 0  # this rank's samples whose loss is known
         self._seconds = self._sync_seconds = self.data_seconds = 0.0
+        self._metric_sum, self._metrics = 0.0, 0  # of this rank's values of the script's own metric
         self._plain_loss_sum = 0.0  # over this rank's samples whose loss is a number
         if self._loss_sum is not None:
             self._loss_sum.zero_()
@@ -54,6 +56,16 @@ class StepMetrics:
         if self._loss_sum is None:
             self._loss_sum = torch.zeros((), dtype=torch.float64, device=loss.device)
         self._loss_sum.add_(loss.detach(), alpha=samples)
+
+    def add_metric(self, value: float) -> None:
+        """Add a value of the script's own metric."""
+        self._metric_sum += value
+        self._metrics += 1
+
+    @property
+    def unreported_metric(self) -> float | None:
+        """The mean of this rank's values of the script's own metric since the last summary with steps; None without."""
+        return self._metric_sum / self._metrics if self._metrics else None
 
     def add_step(self, samples: int) -> None:
         """Add an optimizer step over `samples` samples of all ranks."""
@@ -99,11 +111,13 @@ class StepMetrics:
         """
         self.summarized_at = time.monotonic()
         if not self.steps:
+            kept = self._metric_sum, self._metrics  # for the next line
             self.reset()
+            self._metric_sum, self._metrics = kept
             return None
         own_loss = self._plain_loss_sum + (0.0 if self._loss_sum is None else self._loss_sum.item())
-        own = [own_loss, self._known, self._sync_seconds, self.data_seconds]
-        loss_sum, known, sync_seconds, data_seconds = self._group.sum(own)
+        own = [own_loss, self._known, self._sync_seconds, self.data_seconds, self._metric_sum, self._metrics]
+        loss_sum, known, sync_seconds, data_seconds, metric_sum, metrics = self._group.sum(own)
         self.loss = loss_sum / known if known else None
         found = {
             "steps": self.steps,
@@ -112,6 +126,10 @@ class StepMetrics:
             "sync_seconds": sync_seconds / self._group.size,
             "loss": self.loss,
         }
+        if self.loss is not None and not math.isfinite(self.loss):
+            found["diverged"] = True  # JSON has no such number, so `loss` becomes null
+        if metrics:
+            found["metric"] = metric_sum / metrics
         if self._measures_data:
             found["data_seconds"] = data_seconds / self._group.size
         self.reset()

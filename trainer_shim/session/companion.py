@@ -43,8 +43,8 @@ log = logging.getLogger("trainer_shim")
 class Companion:
     """One trainer: a process among `size`, whose loop belongs to a framework.
 
-    Made by `trainer_shim.attach`. All methods but `seed`, `ignore_stop_signals`, `restart_timer` and `atomic_file` are
-    collective: every rank calls them alike.
+    Made by `trainer_shim.attach`. All methods but `metric`, `seed`, `ignore_stop_signals`, `restart_timer` and
+    `atomic_file` are collective: every rank calls them alike.
 
     Attributes:
         rank: this process's number, from 0.
@@ -179,6 +179,10 @@ class Companion:
             self._noticed = session.group.earliest(session.stop_requests.noticed)
             self.should_save = session.group.on_rank_zero(lambda: self._worth_saving(urgent=vote.urgent > 0))
         return self._cause is not None
+
+    def metric(self, value: torch.Tensor | float) -> None:
+        """Report a value by which the app's tuner compares this training with others; see `Context.metric`."""
+        self._session.metrics.add_metric(float(value))
 
     def saved(self, path: Path, *, final: bool = False, protected: Collection[Path] = ()) -> bool:
         """Publish a checkpoint that the framework has written, a file or a directory in `directory`.

@@ -303,6 +303,18 @@ class Context:
         """
         self._callbacks.add(before, after)
 
+    def metric(self, value: torch.Tensor | float) -> None:
+        """Report a value by which the app's tuner compares this training with others; less is better.
+
+        From the first call on, the values count instead of the loss. Of several values between two reports, and of
+        those of several ranks, the mean counts; ranks may leave the call out. A value that is not finite says that the
+        training has diverged.
+
+        Args:
+            value: the number, or a tensor with one element.
+        """
+        self._session.metrics.add_metric(float(value))
+
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
 

@@ -293,7 +293,9 @@ class TrainerSession:
             samples: the samples of the training.
             progress: the steps at the first batch, None where the batch never adapted.
         """
-        self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss, **_known(progress=progress))
+        metric = self.metrics.unreported_metric
+        last = {} if metric is None else {"metric": metric}
+        self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss, **_known(progress=progress), **last)
         self.ended = True
         release_stop_signals(self.job.signal)
         if self.group.rank == 0:

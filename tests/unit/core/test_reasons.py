@@ -26,6 +26,7 @@ SOURCES = [*(ROOT / "metasched").rglob("*.py"), *(ROOT / "policies").rglob("*.py
 TABLES = {ROOT / "metasched/core/reasons.py", ROOT / "metasched/core/reason_words.py"}
 # Besides the command line: the published status, logs and leases, and the lines of `daemon --dry-run`.
 RENDERERS = {
+    "metasched/daemon/app_status.py",
     "metasched/daemon/batch_status.py",
     "metasched/daemon/status_publisher.py",
     "metasched/daemon/actuator.py",

@@ -27,15 +27,15 @@ PACKAGES = {
     "history_import": {"core", "simulator", "slurm", "store"},
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
     "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
-    "observe": {"core", "configuration", "scheduling", "slurm", "store"},
-    "intake": {"core", "observe", "shared_dir", "slurm", "store"},
+    "observe": {"apps", "core", "configuration", "scheduling", "slurm", "store"},
+    "intake": {"apps", "core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
         *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
-        *("configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation", "replay"),
+        *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation", "replay"),
         *("shared_dir", "simulator", "slurm", "store"),
     },
 }
