@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from metasched.apps.tuners.registry import make_tuner
 from metasched.cli.formatting import clean, echo_json, json_option
 from metasched.slurm import command_runner
 from metasched.slurm.tags import FIRST_WORD, parse_tag
@@ -58,6 +57,8 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
     checked = parse_tag(comment)
     if checked is not None and checked.tuner is not None:
+        from metasched.apps.tuners.registry import make_tuner  # noqa: PLC0415  --help needs no tuners
+
         make_tuner(checked.tuner)
     slurm_job_id, warnings = command_runner.sbatch([f"--comment={comment}", *sbatch])
     if warnings:

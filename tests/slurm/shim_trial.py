@@ -18,7 +18,7 @@ def main():
     task = os.environ["SLURM_ARRAY_TASK_ID"]
     ctx = trainer_shim.init(directory / f"checkpoints-{task}", checkpoint_every=600.0)
     model = ctx.wrap(torch.nn.Linear(1, 1))
-    loader = ctx.loader(range(total), global_batch=1)
+    loader = ctx.loader(range(10 * total), global_batch=1)  # it never ends by itself
     ctx.track(model=model)
     ctx.on_stop(after=(directory / f"ended-{task}").write_text)
     for _ in ctx.epochs(1):

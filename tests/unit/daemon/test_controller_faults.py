@@ -643,7 +643,7 @@ def test_a_report_directory_of_another_user_is_moved_aside(site):
 
 def test_an_unknown_user_is_looked_up_again(site, monkeypatch):
     """Reports are read as soon as the user's name is found."""
-    report_reading._user_id.cache_clear()
+    report_reading.user_id.cache_clear()
     numbers = pwd.getpwnam
     asked = []
 
