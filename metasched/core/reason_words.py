@@ -275,6 +275,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.LEASE_LEFTOVER: lambda app, rho, gpus, nodes, minutes: (
         f"app {app}: rho {_rho(rho)}, got {gpus} left over on {', '.join(nodes)} for {minutes:g} minutes"
     ),
+    Code.LEASE_AT_FIRST: "its app ran when the policy began, and has {minutes:g} minutes from then on",
     Code.OUTBID: lambda app, rho, bids: f"app {app}: rho {_rho(rho)}, {_bids(bids)}, won nothing",
     Code.DID_NOT_BID: lambda app, rho, asked, apps: (
         f"app {app}: rho {_rho(rho)}; the {asked} worst off of {apps} apps bid, and it is not among them"

@@ -124,6 +124,7 @@ class Code(enum.StrEnum):
     # Auctions of GPU leases among apps.
     LEASE_WON = "lease_won", "The job's app won GPUs in an auction, for the time of a lease."
     LEASE_LEFTOVER = "lease_leftover", "The job's app was given GPUs that an auction left."
+    LEASE_AT_FIRST = "lease_at_first", "The job's app ran when the policy began, and has a lease on what it holds."
     OUTBID = "outbid", "The job's app bid in the latest auction and won nothing."
     DID_NOT_BID = "did_not_bid", "Other apps are worse off than the job's app, and they alone bid."
     APP_DIVIDES = "app_divides", "The job's app has GPUs for other members, or none was free for an auction."

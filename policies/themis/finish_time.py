@@ -15,12 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from metasched.core.distance import Level
-
-Ints = NDArray[np.int64]
 
 Slowdown = Callable[[Level], float]
 """By what factor a gang is slower than on GPUs without any distance, at least 1, by the distance of its GPUs (S);
@@ -134,33 +129,38 @@ def phase_seconds(jobs: Phase, places: GangPlaces) -> float:
     the least size as fit.
     """
     gpus = sum(places.parts)
-    works = np.array([job.work for job in jobs])
-    if not works.any():
+    works = [job.work for job in jobs]
+    if not any(works):
         return 0.0
-    least = np.array([job.least_gpus for job in jobs])
-    if least.sum() > gpus:
+    least = [job.least_gpus for job in jobs]
+    if sum(least) > gpus:
         return _serial_seconds(jobs, places)
-    most = np.array([max(job.most_gpus, job.least_gpus) for job in jobs])
-    widest = min(int(most.max()), gpus)
+    most = [max(job.most_gpus, job.least_gpus) for job in jobs]
+    widest = min(max(most), gpus)
     local = tuple(places.level(count) for count in range(1, min(places.parts[0], widest) + 1))
-    kinds = [
-        (job.least_gpus, min(int(limit), gpus), job.slowdown, job.sizes) for job, limit in zip(jobs, most, strict=True)
-    ]
+    kinds = [(job.least_gpus, min(limit, gpus), job.slowdown, job.sizes) for job, limit in zip(jobs, most, strict=True)]
     rows = {kind: _rates(*kind, local, places.across) for kind in {*kinds}}
     counts = even_counts(works, least, most, gpus)
-    return _placed_seconds(jobs, works.tolist(), counts.tolist(), [rows[kind] for kind in kinds], places)
+    return _placed_seconds(jobs, works, counts, [rows[kind] for kind in kinds], places)
 
 
-def even_counts(works: NDArray[np.float64], least: Ints, most: Ints, gpus: int) -> Ints:
+def even_counts(works: Sequence[float], least: Sequence[int], most: Sequence[int], gpus: int) -> list[int]:
     """GPUs for each job: as even as the jobs' limits allow, and what is left over one by one to the longest jobs."""
-    low, high = 1, int(min(most.max(), gpus))
+    limits = list(zip(least, most, strict=True))
+    low, high = 1, min(max(most), gpus)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.minimum(np.maximum(middle, least), most).sum() <= gpus else (low, middle - 1)
-    counts = np.minimum(np.maximum(low, least), most)
-    longer = [job for job in np.argsort(-works, kind="stable") if counts[job] == low < most[job]]
-    counts[longer[: gpus - int(counts.sum())]] += 1
-    return np.asarray(counts)
+        if sum([min(max(middle, fewest), largest) for fewest, largest in limits]) <= gpus:
+            low = middle
+        else:
+            high = middle - 1
+    counts = [min(max(low, fewest), largest) for fewest, largest in limits]
+    left = gpus - sum(counts)
+    if left:
+        longer = [job for job in range(len(works)) if counts[job] == low < most[job]]
+        for job in sorted(longer, key=lambda job: -works[job])[:left]:
+            counts[job] += 1
+    return counts
 
 
 @lru_cache(maxsize=REMEMBERED_RATES)

@@ -61,9 +61,13 @@ class Leases:
             found.setdefault(lease.app, Counter()).update(lease.gpus)
         return found
 
-    def reasons(self, app: str) -> tuple[Reason, ...]:
-        """How an app got what it has, the latest end first."""
-        return tuple(lease.why for lease in reversed(self.leases) if lease.app == app)
+    @property
+    def reasons(self) -> dict[str, list[Reason]]:
+        """How each app got what it has, the latest end first, by uid."""
+        found: dict[str, list[Reason]] = {}
+        for lease in reversed(self.leases):
+            found.setdefault(lease.app, []).append(lease.why)
+        return found
 
     def live(self, now: float, apps: Iterable[str], nodes: Mapping[str, int]) -> Leases:
         """The leases that have not ended, of live apps, on GPUs that there are.

@@ -6,11 +6,10 @@ or resized only if another member would wait otherwise, or if it gains more by a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from metasched.capacity.shapes import units_within
 from metasched.core.model import Job, Node, Placement, Quota
@@ -213,11 +212,10 @@ class _Division:
                 left -= one.job.min_gpus
         if not chosen:
             return {}
-        works = np.array([one.work for one in chosen])
-        least = np.array([one.job.min_gpus for one in chosen])
-        most = np.array([min(one.job.max_gpus, total) for one in chosen])
-        counts = even_counts(works, least, np.maximum(least, most), total)
-        return {one.job.uid: int(count) for one, count in zip(chosen, counts, strict=True)}
+        least = [one.job.min_gpus for one in chosen]
+        most = [max(min(one.job.max_gpus, total), one.job.min_gpus) for one in chosen]
+        counts = even_counts([one.work for one in chosen], least, most, total)
+        return {one.job.uid: count for one, count in zip(chosen, counts, strict=True)}
 
     def complete(self) -> None:
         """Start the members that wait, and enlarge gangs by what is left."""
@@ -253,7 +251,7 @@ class _Division:
                 continue
             least = place.gpus + 1
             if one.job.uid in self._running and place == present(one.job):
-                least = max(least, int(np.ceil(place.gpus * one.least_growth)))
+                least = max(least, math.ceil(place.gpus * one.least_growth))
             self._give_back(one.job)
             if least > limit or not self._place(one.job, limit, least):
                 self._take(one.job, place)

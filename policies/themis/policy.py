@@ -12,6 +12,8 @@ A round, step by step:
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -21,6 +23,7 @@ from pydantic import Field, model_validator
 from metasched.core.model import Decision, Grant, Job, Placement, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from metasched.core.retention import is_non_preemptible
 from policies.themis.auction import Payment
 from policies.themis.choice_program import MOST_PARTIAL_CHOICES
 from policies.themis.job_slowdown import MeasuredSlowdowns
@@ -109,11 +112,27 @@ class Themis(Policy):
             seed=given.seed,
         )
 
+    def initial_state(self, snapshot: Snapshot) -> PolicyState:
+        """Leases for the apps that run already, which end one after the other within ``lease_seconds``."""
+        gpus: dict[str, Counter[str]] = {}
+        for app, jobs in _members(snapshot).items():
+            for job in jobs:
+                if job.placement is not None and not is_non_preemptible(job):
+                    gpus.setdefault(app, Counter()).update(dict(job.placement.node_gpus))
+        in_order = sorted(gpus, key=lambda app: sorted(gpus[app].items()))
+        random.Random(self.parameters.seed).shuffle(in_order)  # noqa: S311  fairness, not secrecy
+        leases = []
+        for number, app in enumerate(in_order, 1):
+            seconds = self.parameters.lease_seconds * number / len(in_order)
+            reason = Reason.of(Code.LEASE_AT_FIRST, minutes=round(seconds / 60.0, 1))
+            leases.append(Lease.of(app, gpus[app], snapshot.now + seconds, reason))
+        return _Memory(Leases().plus(leases)).state()
+
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Hold the auctions that are due, and place all members on what their apps have."""
-        before = _Memory.of(state)
+        before = _Memory.of(state) or _Memory.of(self.initial_state(snapshot)) or _Memory()
         admitted, waiting, crowd = self._admission(snapshot, before.admitted)
-        slowdowns = before.slowdowns.after(_running(snapshot), snapshot.node, self.parameters.slot_gpus)
+        slowdowns = before.slowdowns.after(_members(snapshot), snapshot.node, self.parameters.slot_gpus)
         found = LeaseRound(snapshot, self.terms, slowdowns, waiting)
         settled = self._settle(found, before.leases)
         decision = _decision(found, settled, crowd)
@@ -123,7 +142,7 @@ class Themis(Policy):
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
         """Hold the auction that the latest round put off; None where it put none off."""
         before = _Memory.of(state)
-        if not before.pending:
+        if before is None or not before.pending:
             return None
         _, waiting, _ = self._admission(snapshot, before.admitted)
         found = LeaseRound(snapshot, self.terms, before.slowdowns, waiting)
@@ -145,6 +164,8 @@ class Themis(Policy):
                 return _Settled(leases, found.place(leases)[0], told, pending=True)
             outcome = auction.hold()
             told |= {app: reason for app, reason in outcome.told.items() if number == 0 or app not in told}
+            if not outcome.leases:
+                break
             before = sum(place.gpus for place in placed.values())
             leases = found.used(leases, placed).plus(outcome.leases)
             placed, space = found.place(leases)
@@ -167,7 +188,7 @@ class Themis(Policy):
         if most is None:
             return [], frozenset(), {}
         gpus = sum(snapshot.capacity.values())
-        jobs = _running(snapshot)
+        jobs = _members(snapshot)
         asked, admitted, told = 0, list[str](), dict[str, Reason]()
         begun = {uid for uid, members in jobs.items() if uid in before or any(job.run or job.active for job in members)}
         for app in sorted(snapshot.apps, key=lambda one: (one.uid not in begun, one.first_submitted, one.uid)):
@@ -207,10 +228,10 @@ class _Memory:
     pending: bool = False
 
     @classmethod
-    def of(cls, state: PolicyState) -> _Memory:
-        """What a state says; nothing, if it is of another version."""
+    def of(cls, state: PolicyState) -> _Memory | None:
+        """What a state says; None if it is of another version."""
         if state.version != VERSION or not state.data:
-            return cls()
+            return None
         data = state.data
         leases, slowdowns = Leases.from_json(data[LEASES]), MeasuredSlowdowns.from_json(data[SLOWDOWNS])
         return cls(leases, slowdowns, tuple(data[ADMITTED]), data[PENDING])
@@ -221,7 +242,7 @@ class _Memory:
         return PolicyState(VERSION, data | {PENDING: self.pending})
 
 
-def _running(snapshot: Snapshot) -> dict[str, list[Job]]:
+def _members(snapshot: Snapshot) -> dict[str, list[Job]]:
     """The live members of each app, by its uid."""
     apps = {uid: app.uid for app in snapshot.apps for uid in app.members}
     found: dict[str, list[Job]] = {}
@@ -271,9 +292,10 @@ def _decision(found: LeaseRound, settled: _Settled, crowd: Mapping[str, Reason])
         crowd: why apps that are not admitted wait, by uid.
     """
     grants, fallback, waits = list[Grant](), list[Grant](), dict[str, Reason]()
-    by_app = {app: settled.leases.reasons(app)[:SHOWN_LEASES] for app in settled.leases.gpus}
+    reasons = {
+        app: latest.and_also(*others[: SHOWN_LEASES - 1]) for app, (latest, *others) in settled.leases.reasons.items()
+    }
     served = {job.uid for jobs in found.members.values() for job in jobs}
-    reasons = {app: latest.and_also(*others) for app, (latest, *others) in by_app.items()}
     for job in found.snapshot.jobs:
         app = found.app_of.get(job.uid)
         uid = job.uid if app is None else app.uid

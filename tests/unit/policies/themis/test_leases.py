@@ -40,7 +40,7 @@ def test_leases_are_stored_with_their_reasons():
     """The latest end first."""
     stored = Leases.from_json(LEASES.to_json())
     assert stored == LEASES
-    assert stored.reasons("a") == (WHY, WHY)
+    assert stored.reasons == {"a": [WHY, WHY], "b": [WHY]}
 
 
 def divided(jobs, gpus, cluster=None, *, quotas=(), uneven=False, growth=1.0, taken=()):

@@ -337,18 +337,25 @@ def test_a_long_auction_is_held_in_the_background():
     assert loop.step().targets.keys() == {"b"}
 
 
-def test_a_run_without_a_lease_may_go_on_where_it_is():
-    """After a change of the policy all GPUs are on offer, and ties keep runs where they are."""
+def test_runs_go_on_when_the_policy_begins():
+    """After a change of the policy, runs have leases that end one after the other; later, ties keep them in place."""
     jobs = [running(training(uid, 1e5, 4, 4), f"v100-{at}") for at, uid in enumerate("ba")]
-    targets = Loop(themis(fairness=0.01), nodes(2), jobs).decide().targets
-    assert targets == {one.uid: one.placement for one in jobs}
+    loop = Loop(themis(fairness=0.01), nodes(2), [*jobs, training("c", 1e5)])
+    result = loop.decide()
+    assert result.targets == {one.uid: one.placement for one in jobs}
+    assert sorted(lease["ends"] for lease in loop.state.data["leases"]) == [300.0, 600.0]
+    assert result.reasons["a"].code == Code.LEASE_AT_FIRST
+    alone = Loop(themis(fairness=0.01), nodes(2), jobs)
+    alone.state = PolicyState(1, {"leases": [], "slowdowns": {}, "admitted": [], "pending": False})
+    assert alone.decide().targets == result.targets
 
 
 def test_a_state_of_another_version_is_not_read():
-    """The policy begins anew."""
-    view = snapshot([training("a", 1e5)], nodes(1))
+    """The policy begins anew, and leaves runs in place."""
+    view = snapshot([running(training("a", 1e5, 4, 4), "v100-0"), training("b", 1e5)], nodes(1))
     result = run_round(view, themis(), PolicyState(99, {"anything": 1}))
     assert result.state.version == 1
+    assert result.targets.keys() == {"a"}
 
 
 def test_reasons_say_rho_bids_winnings_and_payment():
