@@ -197,7 +197,9 @@ class LiveJob:
         if speed is not self.job.speed:
             self.job = self.job.evolve(speed=speed)
         if self.scripted is not None:
-            self.job = self.job.evolve(batching=self.scripted.reported_batching(self.done_steps))
+            self.job = self.job.evolve(
+                batching=self.scripted.reported_batching(self.done_steps), batch_speeds=self.scripted.batch_speeds
+            )
         if self.agent is not None:
             self.job = self.agent.report(self.job, self.done_steps)
 

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from metasched.core.batching import AdaptationRule, BatchControl, Batching, BatchRegime
@@ -231,6 +232,13 @@ class RegimeTraining:
             most_regimes=1 if self.mode is Mode.STATIC else None,
         )
 
+    @property
+    def batch_speeds(self) -> Mapping[int, TableSpeed]:
+        """The table's speeds by batch size, in their steps: of the first one, its doublings, and the largest one."""
+        first = self.regimes[0].batch
+        most = max(FAMILIES[self.family].largest or first, first)
+        return table_batch_speeds(self.table, self.family, first, most)
+
     def regime(self, done: float) -> int:
         """The index of the regime after ``done`` steps."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
@@ -240,3 +248,11 @@ class RegimeTraining:
         batch = self.regimes[number].batch
         step_ratio = family.steps(self.regimes[0].batch) / family.steps(batch)
         return table_speed(self.table, model_name(self.family, batch), step_ratio)
+
+
+@lru_cache(maxsize=256)
+def table_batch_speeds(table: ThroughputTable, family: str, first: int, most: int) -> Mapping[int, TableSpeed]:
+    """The table's speeds by batch size, in their steps: of the first one, its doublings, and the largest one."""
+    measured = {model for model, _ in table.job_types}
+    batches = sorted({most, *(first << step for step in range((most // first).bit_length()))})
+    return {batch: table_speed(table, name) for batch in batches if (name := model_name(family, batch)) in measured}

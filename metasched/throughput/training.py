@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
@@ -68,3 +69,7 @@ class ScriptedTraining(Training, Protocol):
 
     def reported_batching(self, done: float) -> Batching:
         """The batch size as the trainer has reported it after ``done`` steps; nothing of regimes to come."""
+
+    @property
+    def batch_speeds(self) -> Mapping[int, Speed]:
+        """By global batch, the speed in optimizer steps with it, of the batches that were measured of its model."""

@@ -8,7 +8,7 @@ from policies.shockwave.layout import Layout
 from policies.shockwave.market import Ints, Market
 from policies.shockwave.round_counts import PRECISION, RoundCounts
 
-IMPATIENCE = 0.5
+IMPATIENCE = 0.9
 """The part of its worth that progress loses from the begin to the end of the window, where layouts are compared."""
 
 CLOSE = 1e-3

@@ -55,8 +55,8 @@ class ShockwaveParameters(PolicyParameters):
         seed: of sampled trajectories.
     """
 
-    k: float = Field(default=8.0, ge=0, le=20)
-    regularisation: float = Field(default=0.03, ge=0)
+    k: float = Field(default=10.0, ge=0, le=20)
+    regularisation: float = Field(default=0.04, ge=0)
     window_rounds: int = Field(default=20, ge=2, le=200)
     predictor: Literal["restatement", "bayes", "greedy"] = "restatement"
     samples: int = Field(default=0, ge=0, le=1000)

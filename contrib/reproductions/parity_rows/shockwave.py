@@ -36,8 +36,8 @@ SOLVER = (
 
 SHOCKWAVE = (24217.6, 9958.5, 1.784, 5.0)
 FORESIGHT = (
-    "the artifact knows which batch sizes each job will have, and its k and lambda are tuned to this trace; ours"
-    " knows the rule and the largest batch alone, and has its defaults"
+    "the artifact knows which batch sizes each job will have, has finish-time fairness as constraints, and its k and"
+    " lambda are tuned to this trace; ours has budgets alone, its defaults, and knows the rule and the largest batch"
 )
 
 

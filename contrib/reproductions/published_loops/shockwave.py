@@ -25,7 +25,7 @@ from metasched.core.batching import AdaptationRule, BatchControl, Batching, Batc
 from metasched.core.model import Job
 from metasched.simulator.records import Submission
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, model_name
-from metasched.throughput.throughput_table import TableSpeed, table_speed
+from metasched.throughput.throughput_table import TableSpeed
 from metasched.time_shares.round_mechanism import ACCOUNTS, COMPUTED_FOR, PRIOR_ROUNDS, TimeAccounts
 
 RESTART_SECONDS = 20.0
@@ -73,15 +73,6 @@ class Adaptation:
     def steps_per_second(self, gpu_type: str) -> float:
         """The job's true speed on its GPUs of a type, at the present batch size; 0.0 where it does not run."""
         return self.speed.steps_per_second(gpu_type, (self.gpus,)) or 0.0
-
-    def batch_speeds(self, most: int) -> Mapping[int, TableSpeed]:
-        """The table's speeds at the job's batch sizes up to ``most``, in their steps."""
-        family, table = self.training.family, self.training.table
-        doubled = (self.first_batch << step for step in range((most // self.first_batch).bit_length()))
-        named = {batch: model_name(family, batch) for batch in {*doubled, most}}
-        return {
-            batch: table_speed(table, name) for batch, name in named.items() if (name, self.gpus) in table.job_types
-        }
 
     def review(self, done: float) -> None:
         """Set ``next_batch``, after ``done`` steps of the present batch size."""
@@ -294,5 +285,5 @@ class ForecastShockwaveLoop(ShockwaveLoop):
             total_steps=(job.total_steps or 0) * ratio,
             progress_steps=done,
             batching=batching,
-            batch_speeds=adaptation.batch_speeds(most),
+            batch_speeds=adaptation.training.batch_speeds,
         )

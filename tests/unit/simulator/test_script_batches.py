@@ -1,14 +1,17 @@
 """Jobs whose scripts change the batch size by themselves, in simulations."""
 
+from dataclasses import replace
+
 import pytest
 
 from metasched.core.batching import AdaptationRule, BatchControl, BatchRegime
 from metasched.core.model import Node
 from metasched.simulator.records import Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate
-from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, model_name
-from metasched.throughput.throughput_table import ThroughputTable
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, Regime, RegimeTraining, model_name
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 from policies.baselines.fifo import Fifo
+from policies.shockwave.policy import Shockwave, ShockwaveParameters
 
 STEPS = FAMILIES["LM"].steps(10)
 TABLE = ThroughputTable({"v100": {(model_name("LM", batch), 1): 100.0 for batch in (10, 20, 40, 80)}}, {})
@@ -60,3 +63,28 @@ def test_the_end_of_a_regime_brings_a_round_only_where_the_policy_asks_for_it():
     lazy, reactive = ([at for at, _ in rounds(policy)] for policy in (Lazy, Watching))
     assert lazy == [250.0 * number for number in range(len(lazy))]
     assert [at for at in reactive if at % 250.0][:1] == pytest.approx(changes[:1])
+
+
+def test_regimes_to_come_are_not_known_before_they_begin():
+    """Two jobs that differ in later regimes alone are decided alike, forecasts included, until these begin."""
+
+    def decided(ends):
+        training = RegimeTraining.of(TABLE, Mode.GNS, model_name("LM", 10), 1, 30 * STEPS)
+        regimes = tuple(Regime(batch, end) for batch, end in zip((10, 20), ends, strict=True))
+        swapped = replace(training, regimes=regimes, ends=tuple(float(STEPS * end) for end in ends))
+        other = TableTraining(TABLE, model_name("LM", 10), 20.0 * STEPS)
+        jobs = [Submission(trace_job(uid, "lm", 0.0, 1), each) for uid, each in (("1", swapped), ("2", other))]
+        seen = []
+        simulate(
+            Workload("test", tuple(jobs)),
+            NODES,
+            Shockwave(ShockwaveParameters(window_rounds=4)),
+            Settings(round_seconds=250.0, restart_seconds=5.0),
+            watch=lambda shot, found: seen.append((shot.now, found.targets, found.reasons, found.decision.planned)),
+        )
+        return seen
+
+    early, late = decided((11, 30)), decided((21, 30))
+    same = next(n for n, (one, other) in enumerate(zip(early, late, strict=False)) if one != other)
+    assert early[same][0] >= 11 * STEPS / 100.0
+    assert same > 2
