@@ -39,6 +39,7 @@ class TimedPolicy(Policy):
         super().__init__(policy.parameters)
         self.policy = policy
         self.name = policy.name  # type: ignore[misc]
+        self.reads_apps = policy.reads_apps  # type: ignore[misc]
         self.seconds = 0.0
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:

@@ -248,10 +248,10 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "model": _model,
     "trials": _yes_or_no,
     "batch": _batch,
-    "app": _app,
-    "tuner": _tuner,
     "adapts": _adapts,
     "regimes": _integer(MAX_REGIMES),
+    "app": _app,
+    "tuner": _tuner,
 }
 FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
 """Names of ``Tag``'s fields, by key, where they differ."""

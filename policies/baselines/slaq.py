@@ -69,6 +69,7 @@ class Slaq(Policy):
 
     name: ClassVar[str] = "slaq"
     Parameters: ClassVar[type[PolicyParameters]] = SlaqParameters
+    reads_losses: ClassVar[bool] = True
     parameters: SlaqParameters
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
