@@ -39,6 +39,12 @@ def explained(site, slurm_job_id):
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+def planned_for_later(site, slurm_job_ids):
+    """A job that waits, and of which `explain` says when it is to run; None where there is none now."""
+    waiting = (job for job in map(site.job, slurm_job_ids) if job is not None and job.planned and not job.nodes)
+    return next((job for job in waiting if "It is planned " in explained(site, job.slurm_job_id)), None)
+
+
 def test_a_growing_batch_is_forecast_and_the_plan_survives(site):
     """The job ends within its fair time; a killed daemon and a drained node leave a plan, and replays are equal."""
     site.start()
@@ -70,8 +76,7 @@ def test_a_growing_batch_is_forecast_and_the_plan_survives(site):
     # A node is drained: a job that waits is planned for later. The daemon dies while it plans the next window.
     rigid.append(site.submit(command, "--gres=gpu:1", tag=RIGID))
     site.cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
-    waiting = site.wait(lambda: next((job for job in map(site.job, rigid) if job and job.planned and not job.nodes), 0))
-    assert "It is planned " in explained(site, waiting.slurm_job_id)
+    waiting = site.wait(lambda: planned_for_later(site, rigid))
     time.sleep(max(site.status().next_round - time.time() - ROUND_SECONDS / 4, 0))
     with site.store() as store:
         plan = store.policy_state("shockwave").data
