@@ -96,7 +96,7 @@ class CurveStopping(Tuner):
 
 
 @lru_cache(maxsize=8192)  # a trial's losses are the same in most rounds
-def forecast(losses: tuple[LossPoint], steps: float) -> Forecast | None:
+def forecast(losses: tuple[LossPoint, ...], steps: float) -> Forecast | None:
     """Fit a learning curve and bound its value at ``steps``; None where the points do not suffice.
 
     The bound is the least over all plausible exponents (by their profile likelihood) of the regression's value, less

@@ -298,7 +298,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(path):
         store.add_job(JOB)
         store.commit_round(1, **_round(1))
     codes = set()
-    for statements in range(16):
+    for statements in range(24):
         codes.add(_commit_round_in_a_process_that_dies(path, statements))
         with Store.open(path) as store:
             number = store.last_round().round

@@ -17,7 +17,7 @@ def power(offset, scale=1.0, exponent=0.5, *, upto=300.0, noise=0.0, seed=0):
     """Twenty points of a noisy power law."""
     rng = random.Random(seed)  # noqa: S311  no secret
     steps = [upto * (n + 1) / 20 for n in range(20)]
-    return [LossPoint(s, offset + scale * s**-exponent + rng.gauss(0.0, noise)) for s in steps]
+    return tuple(LossPoint(s, offset + scale * s**-exponent + rng.gauss(0.0, noise)) for s in steps)
 
 
 def falling(task, offset, **law):
@@ -41,14 +41,14 @@ def test_the_optimistic_loss_is_seldom_above_the_true_one(offset, scale, exponen
 
 @pytest.mark.parametrize(
     "losses",
-    [[], [LossPoint(0, 1.0), LossPoint(1, 1.0), LossPoint(2, 0.5)], [LossPoint(n, math.nan) for n in range(1, 9)]],
+    [(), (LossPoint(0, 1.0), LossPoint(1, 1.0), LossPoint(2, 0.5)), (LossPoint(1, math.nan),) * 8],
 )
 def test_a_curve_needs_three_usable_points(losses):
     """Neither the loss before the first step nor one that is not finite counts."""
     assert forecast(losses, 1000.0) is None
 
 
-@pytest.mark.parametrize("losses", [[LossPoint(n, 2.0) for n in range(1, 9)], [LossPoint(5.0, 2.0)] * 8])
+@pytest.mark.parametrize("losses", [tuple(LossPoint(n, 2.0) for n in range(1, 9)), (LossPoint(5.0, 2.0),) * 8])
 def test_a_constant_loss_stays_or_is_unknown(losses):
     """No fall is foreseen where there was none; points at one step are no curve."""
     found = forecast(losses, 1000.0)
@@ -57,7 +57,7 @@ def test_a_constant_loss_stays_or_is_unknown(losses):
 
 def test_a_rising_loss_is_not_extrapolated():
     """The curve's a is not negative."""
-    found = forecast([LossPoint(n, float(n)) for n in range(1, 21)], 1000.0)
+    found = forecast(tuple(LossPoint(n, float(n)) for n in range(1, 21)), 1000.0)
     assert found.level == pytest.approx(10.5)
 
 

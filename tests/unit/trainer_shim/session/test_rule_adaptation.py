@@ -83,11 +83,11 @@ def test_a_window_may_end_within_an_epoch(ctx):
 def test_a_rule_sees_measurements(ctx, monkeypatch):
     """The norm of the gradient of this window and of the last one, and the noise scale once it is known."""
     monkeypatch.setattr(noise_averages, "KNOWN_WEIGHT", 0.01)
-    rule = Listed(every=2.0)
+    rule = Listed(every=4.0)
     ctx.adapts(rule)
-    train(Training(ctx, lambda parameters: torch.optim.SGD(parameters, lr=0.001)), 6)
+    train(Training(ctx, lambda parameters: torch.optim.SGD(parameters, lr=0.001)), 12)
     first, second = rule.seen
-    assert (first.epoch, second.epoch) == (2.0, 4.0)
+    assert (first.epoch, second.epoch) == (4.0, 8.0)
     assert first.last_grad_norm is None
     assert second.last_grad_norm == first.grad_norm > 0
     assert first.noise_scale > 0
