@@ -26,7 +26,7 @@ from metasched.core import reasons
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import installed_policies
 from metasched.replay import snapshot_codec
-from metasched.shared_dir import published_status, reports
+from metasched.shared_dir import app_orders, published_status, reports
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.simulator import results
 from metasched.simulator.scenario import load_scenario
@@ -261,6 +261,10 @@ _STEPS = {
     "grad_square": 0.1,
     "grad_variance": 2.0,
 }
+_ORDERS = b"".join(
+    _json({"v": 1, "kind": "order", "uid": f"{UID}_{task}", "max_gpus": 2, "end": bool(task), "words": "w"}) + b"\n"
+    for task in range(2)
+)
 _PHILLY_JOB = {
     "status": "Pass",
     "vc": "a",
@@ -368,6 +372,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "stamp": Target(_of_text(_stamp), (), (f"metasched:{UID}:held words not scheduled: why".encode(),)),
     "report": Target(lambda data: reports.parse_line(data, NOW), (reports.RefusedLineError,), (_json(_STEPS),)),
+    "app-orders": Target(lambda data: app_orders.parse_orders(data, "array:5"), (), (_ORDERS,)),
     "wrapper-lease": Target(_wrapper_lease, (OSError,), (_json(_LEASE),)),
     "wrapper-uid": Target(_wrapper_uid, (OSError,), (UID.encode() + b"\n", UID.encode() + b"_12\n")),
     "shim-lease": Target(_of_file(_shim_lease, "shim-lease.json"), (ShimError,), (_json(_LEASE),)),
