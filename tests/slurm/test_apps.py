@@ -27,7 +27,7 @@ def final_checkpoints(site, uid):
     return sum(isinstance(one, CheckpointReport) and one.cause == "final" for one in reports)
 
 
-@pytest.mark.parametrize("policy", ["las"])
+@pytest.mark.parametrize("policy", ["las", "themis"])
 def test_an_array_is_halved_to_one(site, policy):
     """Losers end for good, although the daemon is killed after it has chosen them; the winner trains to its end."""
     site.configure(policy=policy)
