@@ -175,12 +175,19 @@ class Headlines:
         self.profiles = read_profiles(folder / "traces")
 
     def workloads(self, kind: str) -> list[str]:
-        """The names of the workloads of a folder; of generated ones where the data has no such folder."""
+        """The names of the workloads of a folder; of generated ones where the data has no such folder.
+
+        Raises:
+            SystemExit: the folder has none of the wanted workloads.
+        """
         published = [path.stem for path in sorted((self.folder / kind).glob("workload-*.csv"))]
         if not published:
             return [f"{kind}/generated-{number}" for number in self.numbers or range(1, GENERATED + 1)]
         wanted = {f"workload-{number}" for number in self.numbers}
-        return [f"{kind}/{name}" for name in published if not wanted or name in wanted]
+        found = [f"{kind}/{name}" for name in published if not wanted or name in wanted]
+        if not found:
+            raise SystemExit(f"{self.folder / kind} has no {', '.join(sorted(wanted))}, but {', '.join(published)}")
+        return found
 
     def mean(self, kind: str, **case: Any) -> Figures:
         """The means of the figures over the workloads of a folder."""
