@@ -135,7 +135,7 @@ def _common_price(demand: _Demand) -> float:
         return 0.0
     # Where jobs that wait count for so much more than those that run, prices that matter are near 1.
     low = high = LEAST_PRICE * (demand.highest if LEAST_PRICE * demand.highest < 1.0 else 1.0)
-    while not fits(high):
+    while not fits(high) and math.isfinite(high):
         low, high = high, high * PRICE_STEP
     while high > low * PRICE_PRECISION:
         price = math.sqrt(low) * math.sqrt(high)
@@ -178,7 +178,8 @@ class _Demand:
     """
 
     def __init__(self, problem: AllocationProblem) -> None:
-        free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
+        # A node may have fewer GPUs by now than its pinned jobs hold.
+        free = np.maximum(problem.node_gpus - problem.present[problem.pinned].sum(axis=0), 0)
         self.capacity: Floats = np.bincount(
             problem.node_types, weights=free, minlength=problem.speedups.shape[1]
         ).astype(float)

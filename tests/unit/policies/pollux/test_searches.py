@@ -253,3 +253,12 @@ def test_elites_are_at_most_64_kib():
     assert len(json.dumps(data)) <= MOST_BYTES
     assert 1 <= len(data["elites"]) < 50
     assert (decode_elites(data, keys, [f"gpu-node-{number:03}" for number in range(256)])[0] == each[0]).all()
+
+
+def test_a_pinned_job_may_hold_more_than_a_node_has():
+    """Its node has lost GPUs: no price fits fewer than none, and the other jobs wait."""
+    speedups = scaling(2, 1, 4, np.random.default_rng(0))
+    held, pinned = np.array([[4], [0]]), np.array([True, False])
+    asked = problem(speedups, [2], node_limits=np.array([[4], [2]]), present=held, pinned=pinned)
+    assert clearing_prices(asked).shape == (1,)
+    assert direct_search(asked, seed=1, improvements=5).tolist() == [[4], [0]]
