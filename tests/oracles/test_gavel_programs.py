@@ -62,7 +62,7 @@ def problems(draw, *, pairs=False):
     if not pairs:
         return made
     found = [
-        (a, b, draw(st.floats(0.2, 1.0)))
+        (a, b, draw(st.integers(20, 100)) / 100)  # 0.99999 would let a pair gain much by the solvers' tolerance
         for a in range(size)
         for b in range(a, size)
         if (a != b or made.counts[a] > 1) and scale[a] == scale[b] and draw(st.booleans())
@@ -245,15 +245,20 @@ def test_node_limits_hold_for_the_classes_that_they_name():
     assert fractions(alike, max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
 
 
+def most(gain, made, matrix, floors):
+    """The most of an objective above floors, without what the solver gains by the slack that it needs there."""
+    found = maximise(gain, made.limits, (matrix, floors * (1 - SLACK)))
+    return found.value - found.prices @ (floors * SLACK)
+
+
 @given(problems(pairs=True))
 @settings(deadline=None)
 def test_water_filling_is_pareto_efficient(made):
     """No class can have more without less for another class."""
     reached = made.throughput @ water_filling(made, lambda growing: growing)
-    floors = made.throughput, reached * (1 - SLACK)
     for m in range(len(made.rates)):
         gain = made.throughput[[m]].toarray()[0]
-        assert maximise(gain, made.limits, floors).value <= reached[m] + 10 * CLOSE * made.fastest[m]
+        assert most(gain, made, made.throughput, reached) <= reached[m] + 10 * CLOSE * made.fastest[m]
 
 
 @every_program
@@ -264,8 +269,8 @@ def test_two_stages_are_pareto_efficient(program, made, data):
     size = len(made.rates)
     x = program(made, data.draw(st.lists(st.floats(1.0, 100.0), min_size=size, max_size=size).map(np.array)))
     gain = (made.throughput / made.fastest[:, None]).sum(axis=0)
-    floors = made.throughput / made.fastest[:, None], made.throughput @ x / made.fastest * (1 - SLACK)
-    assert maximise(gain, made.limits, floors).value <= gain @ x + 10 * CLOSE
+    matrix = made.throughput / made.fastest[:, None]
+    assert most(gain, made, matrix, matrix @ x) <= gain @ x + 10 * CLOSE
 
 
 def shuffled(solve, seed):
