@@ -1,20 +1,14 @@
-"""Hypothesis profiles, log format, and fixtures of several files.
-
-Profile ``ci`` is small and the same on every run; ``thorough`` is for a developer with time.
-"""
+"""The Hypothesis profile, log format, and fixtures of several files."""
 
 import os
 import signal
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "ci", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("thorough", max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+from tests.hypothesis_profiles import load_profile
+
+load_profile()
 
 # structlog's default renders tracebacks with all local variables, which takes most of the time of some tests
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])

@@ -1,0 +1,5 @@
+"""The Hypothesis profile."""
+
+from tests.hypothesis_profiles import load_profile
+
+load_profile()
