@@ -99,16 +99,10 @@ def missed(size: str, times: Times, megabytes: float) -> list[str]:
     return found
 
 
-def parse_size(text: str) -> tuple[int, int]:
-    """Apps and nodes of ``APPSxNODES``."""
-    apps, nodes = map(common.positive, text.split("x"))
-    return apps, nodes
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a target is missed."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES, help="APPSxNODES (default: three)")
+    parser.add_argument("--sizes", nargs="+", type=common.size, default=SIZES, help="APPSxNODES (default: three)")
     options = parser.parse_args(given)
     print("| apps x nodes | first round s | its auction s | round that uses it s | later rounds s | leases | MB |")
     print("|---|---|---|---|---|---|---|")

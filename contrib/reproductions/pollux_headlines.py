@@ -26,7 +26,7 @@ from contrib.benchmarks import common
 from contrib.reproductions.parity_rows.pollux import NODES, SETTINGS, TIRESIAS
 from contrib.reproductions.pollux_iteration import fitted
 from contrib.reproductions.published_loops.pollux import PolluxLoop
-from contrib.reproductions.stored_results import Results, add_results, print_tables
+from contrib.reproductions.stored_results import Results, add_results, means, print_tables
 from contrib.reproductions.typed_training import on_types
 from metasched.core.policy import Policy
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux
@@ -191,8 +191,7 @@ class Headlines:
 
     def mean(self, kind: str, **case: Any) -> Figures:
         """The means of the figures over the workloads of a folder."""
-        found = [self.figures(Case(name, **case)) for name in self.workloads(kind)]
-        return {name: fmean(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
+        return means([self.figures(Case(name, **case)) for name in self.workloads(kind)])
 
     def figures(self, case: Case) -> Figures:
         """The figures of one simulation."""

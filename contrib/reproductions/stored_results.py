@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
@@ -52,6 +53,11 @@ class Results:
             found = self._found[simulation] = simulate()
             append_result(self._file, {"simulation": simulation, "figures": found})
         return self._found[simulation]
+
+
+def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure that all of some simulations have, by name; there is at least one simulation."""
+    return {name: fmean(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
 
 
 def print_tables(names: Sequence[str], tables: Mapping[str, Callable[[], Iterator[str]]], *, as_json: bool) -> None:

@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
-from contrib.reproductions.stored_results import Results
+from contrib.reproductions.stored_results import Results, add_results, means, print_tables
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy
 from metasched.simulator.generate.themis import SLOWDOWN, ThemisWorkloadParameters, themis_apps
@@ -216,8 +215,7 @@ class Headlines:
 
     def mean(self, **case: Any) -> Figures:
         """The means of the figures over the seeds."""
-        found = [self.figures(Case(seed=seed, **case)) for seed in self.seeds]
-        return {name: fmean(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
+        return means([self.figures(Case(seed=seed, **case)) for seed in self.seeds])
 
     def figures(self, case: Case) -> Figures:
         """The figures of one simulation."""
@@ -403,16 +401,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", nargs="+", choices=(TESTBED, SIMULATED), default=[TESTBED, SIMULATED])
     parser.add_argument("--seeds", nargs="+", type=common.positive, default=[1, 2, 3], help="of the workloads")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the apps")
-    parser.add_argument("--results", type=Path, help="file of finished simulations, which another run skips")
+    add_results(parser)
     options = parser.parse_args(given)
     runs = Headlines(options.gpus, options.seeds, options.scale, Results(options.results))
-    tables: dict[str, list[str]] = {}
-    for table in options.only:
-        for line in TABLES[table](runs):
-            tables.setdefault(table, []).append(line)
-            print(line, flush=True)
-        print()
-    common.finish(tables, as_json=options.json)
+    tables = {name: partial(table, runs) for name, table in TABLES.items()}
+    print_tables(options.only, tables, as_json=options.json)
     return 0
 
 

@@ -159,7 +159,7 @@ def _can_wait(job: Job) -> bool:
 
 def _capped(job: Job, cap: int | None) -> Job:
     """The job with its GPUs capped, but never below its fewest, nor below what it holds or was released for."""
-    place = job.placement or job.released
+    place = job.held_or_released
     most = max(cap or 0, job.min_gpus, place.gpus if place is not None else 0)
     if cap is None or most >= job.max_gpus:
         return job

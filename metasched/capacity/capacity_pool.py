@@ -106,7 +106,7 @@ class CapacityPool:
         self.assigned: dict[str, GpuAmount] = {}
         free = {node.name: (node.gpus, node.cpus) for nodes in groups.values() for node in nodes}
         for job in snapshot.jobs:
-            place = _held_or_released(job)
+            place = job.held_or_released
             if place is not None and self._is_retained(job):
                 amount = GpuAmount(place.gpus, place.gpu_type or CPU_ONLY)
                 self._record(job, amount, self._retained_costs(job, place, free))
@@ -189,7 +189,7 @@ class CapacityPool:
         other = None if job.co_runner is None else self._snapshot.job.get(job.co_runner)
         if other is None or not (self._is_retained(job) and self._is_retained(other)):
             return False
-        return other.uid < job.uid and _held_or_released(other) == place
+        return other.uid < job.uid and other.held_or_released == place
 
     def _fits(self, job: Job, costs: Sequence[CapacityCost]) -> bool:
         """Whether the costs can be charged once those of the job's present amount are refunded."""
@@ -230,8 +230,3 @@ def _summed(costs: Iterable[CapacityCost]) -> Sequence[CapacityCost]:
         _, more_gpus, more_cpus = sums.get(node_set, (node_set, 0, 0))
         sums[node_set] = CapacityCost(node_set, more_gpus + gpus, more_cpus + cpus)
     return tuple(sums.values())
-
-
-def _held_or_released(job: Job) -> Placement | None:
-    """The allocation that the job holds, or that it was released for."""
-    return job.placement or job.released

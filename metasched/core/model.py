@@ -343,6 +343,11 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return self.min_gpus != self.max_gpus
 
     @property
+    def held_or_released(self) -> Placement | None:
+        """The placement that the job holds, or that it was released for; None where it has neither."""
+        return self.placement or self.released
+
+    @property
     def active(self) -> bool:
         """Whether the job holds an allocation now: it runs, is suspended, or is stopping."""
         return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)

@@ -175,4 +175,4 @@ class NodeSearch:
 
 def _latest_placement(job: Job) -> Placement | None:
     """The placement that the job holds, is released for, or held in its previous run."""
-    return job.placement or job.released or job.last_placement
+    return job.held_or_released or job.last_placement

@@ -92,15 +92,13 @@ class Shockwave(Policy):
         now, data = snapshot.now, state.data
         history = _history(data).until(snapshot)
         found = self._market(snapshot, history, now)
-        plan = Plan.from_json(data[PLAN]) if PLAN in data else None
+        plan = _plan(data)
         solved_at = data.get(SOLVED_AT)
         if snapshot.precomputed:
             plan, solved_at = Plan.from_json({**snapshot.precomputed[PLAN], "began": now}), now
         due = solved_at is None or not solved_at <= now < solved_at + snapshot.round_seconds * (1.0 - 1e-6)
         if snapshot.precomputed is None and due:
-            last = None if plan is None else plan.schedule(found)
-            schedule = solve(found.market, last, 0 if plan is None else plan.elapsed(now))
-            plan, solved_at = Plan.of(found, schedule, now), now
+            plan, solved_at = _solved(found, plan, now), now
         else:
             before = plan if plan is not None else NO_PLAN
             schedule = continue_schedule(found.market, before.schedule(found), before.elapsed(now))
@@ -114,9 +112,7 @@ class Shockwave(Policy):
         next_round = data.get(DECIDED_AT, snapshot.now) + snapshot.round_seconds
         begins = max(snapshot.now, min(next_round, snapshot.now + snapshot.round_seconds))
         found = self._market(snapshot, _history(data).until(snapshot), begins)
-        plan = Plan.from_json(data[PLAN]) if PLAN in data else None
-        last, elapsed = (None, 0) if plan is None else (plan.schedule(found), plan.elapsed(begins))
-        return {PLAN: Plan.of(found, solve(found.market, last, elapsed), begins).to_json()}
+        return {PLAN: _solved(found, _plan(data), begins).to_json()}
 
     def _market(self, snapshot: Snapshot, history: ContentionHistory, begins: float) -> RoundMarket:
         given = self.parameters
@@ -132,6 +128,18 @@ class _Place(NamedTuple):
     way: Way
     rounds: int
     first: int
+
+
+def _plan(data: Mapping[str, Any]) -> Plan | None:
+    """The plan in a state's data; None where there is none."""
+    return Plan.from_json(data[PLAN]) if PLAN in data else None
+
+
+def _solved(found: RoundMarket, last: Plan | None, begins: float) -> Plan:
+    """The plan of the best schedule of the window that begins at an instant, after an earlier plan."""
+    if last is None:
+        return Plan.of(found, solve(found.market), begins)
+    return Plan.of(found, solve(found.market, last.schedule(found), last.elapsed(begins)), begins)
 
 
 def _history(data: Mapping[str, Any]) -> ContentionHistory:

@@ -91,7 +91,7 @@ def round_market(snapshot: Snapshot, history: ContentionHistory, rules: MarketRu
     """
     jobs = [job for job in snapshot.jobs if job.gpus]
     shapes = ClusterShapes(snapshot.nodes, jobs, uneven=snapshot.uneven)
-    held = {job.uid: place for job in jobs if (place := _held(job)) is not None}
+    held = {job.uid: place for job in jobs if (place := job.held_or_released) is not None}
     pinned = frozenset(job.uid for job in jobs if job.uid in held and is_non_preemptible(job))
     ways = {job.uid: _ways(job, shapes.of(job), held.get(job.uid), pinned, rules.window) for job in jobs}
     cluster_gpus = float(sum(snapshot.capacity.values()))
@@ -163,11 +163,6 @@ def _market(  # noqa: PLR0917
     return Market.of(sold, [limit.capacity for limit in limits], max(gpus, 1.0), rules.window)
 
 
-def _held(job: Job) -> Placement | None:
-    """The placement that the job holds, or was released for."""
-    return job.placement or job.released
-
-
 def _ways(
     job: Job, shape: ShapeCapacity, held: Placement | None, pinned: frozenset[str], window: Window
 ) -> tuple[Way, ...]:
@@ -178,23 +173,15 @@ def _ways(
     if window.elastic:
         powers = [1 << step for step in range(job.max_gpus.bit_length())]
         sizes += [size for size in {*powers, job.min_gpus, job.max_gpus} if job.min_gpus <= size <= job.max_gpus]
-    found = [
-        Way(gpu_type, size)
-        for size in dict.fromkeys(sizes)
-        for gpu_type in sorted(shape.widest)
-        if shape.consolidated(gpu_type, size) is not None
-    ]
-    if not found and job.elastic:  # the nodes cannot hold what it asks for, and can hold less
-        fewer = range(job.gpus - 1, job.min_gpus - 1, -1)
-        return next(
-            (
-                tuple(Way(gpu_type, size) for gpu_type in sorted(shape.widest) if shape.consolidated(gpu_type, size))
-                for size in fewer
-                if any(shape.consolidated(gpu_type, size) for gpu_type in shape.widest)
-            ),
-            (),
-        )
+    found = [way for size in dict.fromkeys(sizes) for way in _ways_of_size(size, shape)]
+    fewer = range(job.gpus - 1, job.min_gpus - 1, -1)
+    while not found and fewer:  # the nodes cannot hold what it asks for, and may hold less
+        found, fewer = _ways_of_size(fewer[0], shape), fewer[1:]
     return tuple(found)
+
+
+def _ways_of_size(size: int, shape: ShapeCapacity) -> list[Way]:
+    return [Way(gpu_type, size) for gpu_type in sorted(shape.widest) if shape.consolidated(gpu_type, size) is not None]
 
 
 def _spread(way: Way, shape: ShapeCapacity, held: Placement | None) -> tuple[int, ...]:

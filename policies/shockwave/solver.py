@@ -64,15 +64,7 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
     start = None if last is None else np.append(last.prices, last.load_share)
     counts = round_counts(market, supply, pinned.progress(), start)
     best = best_layout(market, counts, None if last is None else _continued(market, last, elapsed))
-    return Schedule(
-        market.keys,
-        tuple(market.mode[best.rows].tolist()),
-        best.runs,
-        best.objective(),
-        counts.bound,
-        counts.prices,
-        counts.load_share,
-    )
+    return _schedule(market, best, counts.bound, counts.prices, counts.load_share)
 
 
 def continue_schedule(market: Market, last: Schedule, elapsed: int = 0) -> Schedule:
@@ -88,15 +80,13 @@ def continue_schedule(market: Market, last: Schedule, elapsed: int = 0) -> Sched
     """
     layout = _continued(market, last, elapsed)
     layout.fill(last.prices, last.load_share)
-    return Schedule(
-        market.keys,
-        tuple(market.mode[layout.rows].tolist()),
-        layout.runs,
-        layout.objective(),
-        math.inf,
-        last.prices,
-        last.load_share,
-    )
+    return _schedule(market, layout, math.inf, last.prices, last.load_share)
+
+
+def _schedule(market: Market, layout: Layout, bound: float, prices: Floats, load_share: float) -> Schedule:
+    """A layout as a schedule."""
+    modes = tuple(market.mode[layout.rows].tolist())
+    return Schedule(market.keys, modes, layout.runs, layout.objective(), bound, prices, load_share)
 
 
 def _continued(market: Market, last: Schedule, elapsed: int) -> Layout:

@@ -11,7 +11,7 @@ from metasched.core.model import Job, Placement
 from policies.themis.agent import Agent
 from policies.themis.app_work import app_work
 from policies.themis.lease_round import LeaseRound
-from policies.themis.member_placement import ClusterSpace, present
+from policies.themis.member_placement import ClusterSpace
 from policies.themis.offer import NOTHING, Bundle, Offer, OfferedNode
 
 
@@ -127,7 +127,7 @@ def _held(jobs: list[Job], placed: Mapping[str, Placement], offer: Offer, kinds:
     nodes = {node.name: node for node in offer.nodes if node.gpu_type in kinds}
     held = Counter[str]()
     for job in jobs:
-        if job.uid not in placed and (place := present(job)) is not None:
+        if job.uid not in placed and (place := job.held_or_released) is not None:
             held.update({name: gpus for name, gpus in place.node_gpus if name in nodes})
     found = {name: gpus for name, count in held.items() if (gpus := min(count, nodes[name].gpus))}
     by_kind = Counter[str]()

@@ -125,7 +125,7 @@ class ClusterSpace:
         """Placements on GPUs of one type: the one on the fewest nodes with equal counts, and perhaps an uneven one."""
         if sum(units.values()) < count:
             return
-        last = job.placement or job.released or job.last_placement
+        last = job.held_or_released or job.last_placement
         near = set(last.nodes) if last is not None else set()
         names = sorted(units, key=lambda name: (name not in near, units[name], name))
         for k, g in job.spreads(count):
@@ -196,7 +196,7 @@ class _Division:
         self.placed: dict[str, Placement] = {}
         runs = []
         for one in sorted(members, key=lambda one: -_present_gpus(one.job)):
-            place = present(one.job)
+            place = one.job.held_or_released
             if place is not None and space.holds(one.job, place, self._left):
                 self._take(one.job, place)
                 runs.append(one)
@@ -204,7 +204,7 @@ class _Division:
         self.wanted = self._even(sum(gpus.values()))
 
     def _even(self, total: int) -> dict[str, int]:
-        """The even division among as many members as have room, those that run first."""
+        """The even division among as many members as fit, those that run first."""
         chosen, left = [], total
         for one in sorted(self._members, key=lambda one: one.job.uid not in self._running):
             if one.job.min_gpus <= min(left, self._space.most_gpus(one.job) + _present_gpus(one.job)):
@@ -226,17 +226,20 @@ class _Division:
 
     def _give_back_large_runs(self) -> None:
         """Give back the runs that are too large, if another member would have to wait, or would have much less."""
-        waiting = [one.job for one in self._members if one.job.uid in self.wanted and one.job.uid not in self.placed]
+        waiting = self._waiting()
         tolerated = 1 if sum(job.min_gpus for job in waiting) <= self._left.total() else 0
         for one in self._members if waiting else ():
             place = self.placed.get(one.job.uid)
             if place is not None and place.gpus > self.wanted.get(one.job.uid, 0) + tolerated:
                 self._give_back(one.job)
 
+    def _waiting(self) -> list[Job]:
+        """The members that are to have GPUs, and are not placed."""
+        return [one.job for one in self._members if one.job.uid in self.wanted and one.job.uid not in self.placed]
+
     def _start_waiting(self) -> None:
         """Place the members that do not run, on as many GPUs as they are to have, or on fewer."""
-        waiting = [one.job for one in self._members if one.job.uid in self.wanted and one.job.uid not in self.placed]
-        for job in sorted(waiting, key=lambda job: -self.wanted[job.uid]):
+        for job in sorted(self._waiting(), key=lambda job: -self.wanted[job.uid]):
             self._place(job, self.wanted[job.uid], job.min_gpus)
         for one in self._members:
             if one.job.uid not in self.placed:
@@ -250,7 +253,7 @@ class _Division:
             if place is None or not free or (limit := min(most.get(one.job.uid, 0), place.gpus + free)) <= place.gpus:
                 continue
             least = place.gpus + 1
-            if one.job.uid in self._running and place == present(one.job):
+            if one.job.uid in self._running and place == one.job.held_or_released:
                 least = max(least, math.ceil(place.gpus * one.least_growth))
             self._give_back(one.job)
             if least > limit or not self._place(one.job, limit, least):
@@ -276,11 +279,6 @@ class _Division:
         self._left.update(dict(place.node_gpus))
 
 
-def present(job: Job) -> Placement | None:
-    """The placement that the job has, or was released for."""
-    return job.placement or job.released
-
-
 def _present_gpus(job: Job) -> int:
-    place = present(job)
+    place = job.held_or_released
     return place.gpus if place is not None else 0
