@@ -348,6 +348,11 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return self.placement or self.released
 
     @property
+    def latest_placement(self) -> Placement | None:
+        """The placement that the job holds, is released for, or held in its previous run; None for none."""
+        return self.held_or_released or self.last_placement
+
+    @property
     def active(self) -> bool:
         """Whether the job holds an allocation now: it runs, is suspended, or is stopping."""
         return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)

@@ -39,7 +39,7 @@ class NodeSearch:
         """``gpu_types``, that of the present or previous run first; the only type of a CPU-only job is None."""
         if not job.gpus:
             return (None,)
-        types, before = self.gpu_types(grant, job), _latest_placement(job)
+        types, before = self.gpu_types(grant, job), job.latest_placement
         if before is None or len(types) == 1:
             return types
         return sorted(types, key=lambda gpu_type: gpu_type != before.gpu_type)
@@ -103,7 +103,7 @@ class NodeSearch:
         key = (k, load, gpu_type, job.constraints)
         if key in self.known_infeasible:
             return None
-        free, groups, before = self._free, self._free.matching(job, gpu_type), _latest_placement(job)
+        free, groups, before = self._free, self._free.matching(job, gpu_type), job.latest_placement
         chosen = []
         if before is not None:
             chosen = [i for i in free.numbers(before) if free.fits(i, load) and free.group[i] in groups][:k]
@@ -171,8 +171,3 @@ class NodeSearch:
             parts.append((-best[1], min(want, best[0])))
             left -= parts[-1][1]
         return parts if not left and exactly in (None, len(parts)) else None
-
-
-def _latest_placement(job: Job) -> Placement | None:
-    """The placement that the job holds, is released for, or held in its previous run."""
-    return job.held_or_released or job.last_placement

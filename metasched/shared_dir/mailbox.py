@@ -74,17 +74,8 @@ class BadNameError(MailboxError):
         super().__init__(f"{name!r} is neither a uid nor a Slurm job id")
 
 
-class StopRequest(msgspec.Struct, frozen=True):
-    """A request to checkpoint and end, for one run only; instants in unix seconds."""
-
-    run: int
-    requested: float
-    deadline: float
-    reason: str
-
-
-class FinishRequest(msgspec.Struct, frozen=True):
-    """A request to write a final checkpoint and exit with 0, for one run only; instants in unix seconds."""
+class RunRequest(msgspec.Struct, frozen=True):
+    """A request to the trainer of one run only; instants in unix seconds."""
 
     run: int
     requested: float
@@ -143,8 +134,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         nodes: number of GPUs by node name.
         requeue: how the job is requeued after a checkpoint.
         signal: name of the preemption signal.
-        stop: the request to stop; None while there is none.
-        finish: the request to finish; None while there is none.
+        stop: the request to checkpoint and end, to be requeued; None while there is none.
+        finish: the request to write a final checkpoint and exit with 0; None while there is none.
         trials: the profiling runs before the run; None for none.
         batch: the batch plan; None where the batch size is fixed.
     """
@@ -160,8 +151,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     nodes: dict[str, int]
     requeue: RequeueMethod = RequeueMethod()
     signal: str = "SIGUSR2"
-    stop: StopRequest | None = None
-    finish: FinishRequest | None = None
+    stop: RunRequest | None = None
+    finish: RunRequest | None = None
     trials: ProfilingRuns | None = None
     batch: LeasedBatch | None = None
 
@@ -249,9 +240,7 @@ class Mailbox:
         Raises:
             NoLeaseError: the job has no lease, or one for another run.
         """
-        lease = self._lease_of_run(uid, run)
-        if lease.stop is None or lease.stop.run != run:
-            self.write_lease(msgspec.structs.replace(lease, stop=StopRequest(run, requested, deadline, reason)))
+        self._request(uid, "stop", RunRequest(run, requested, deadline, reason))
 
     def request_finish(self, uid: str, run: int, requested: float, deadline: float, reason: str) -> None:
         """Add a request to finish to the lease of a run; a second request never changes the first.
@@ -266,9 +255,15 @@ class Mailbox:
         Raises:
             NoLeaseError: the job has no lease, or one for another run.
         """
-        lease = self._lease_of_run(uid, run)
-        if lease.finish is None or lease.finish.run != run:
-            self.write_lease(msgspec.structs.replace(lease, finish=FinishRequest(run, requested, deadline, reason)))
+        self._request(uid, "finish", RunRequest(run, requested, deadline, reason))
+
+    def _request(self, uid: str, key: Literal["stop", "finish"], request: RunRequest) -> None:
+        lease = self.read_lease(uid)
+        if lease is None or lease.run != request.run:
+            raise NoLeaseError(self._lease_path(uid), request.run)
+        earlier: RunRequest | None = getattr(lease, key)
+        if earlier is None or earlier.run != request.run:
+            self.write_lease(msgspec.structs.replace(lease, **{key: request}))
 
     def free_reports(self, uid: str, owner: int) -> int | None:
         """Rename a directory that another user made in the place of a job's reports, so that the owner can make it.
@@ -300,17 +295,6 @@ class Mailbox:
             for file in path.parent.iterdir():
                 file.unlink()
             path.parent.rmdir()
-
-    def _lease_of_run(self, uid: str, run: int) -> Lease:
-        """Return a job's lease for a run.
-
-        Raises:
-            NoLeaseError: the job has no lease, or one for another run.
-        """
-        lease = self.read_lease(uid)
-        if lease is None or lease.run != run:
-            raise NoLeaseError(self._lease_path(uid), run)
-        return lease
 
     def _lease_path(self, uid: str) -> Path:
         return self._leases / _checked(_UID, uid) / "lease.json"

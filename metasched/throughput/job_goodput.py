@@ -38,7 +38,7 @@ def is_tuned(batching: Batching | None) -> bool:
 
 
 def batch_limits(batching: Batching | None) -> BatchLimits:
-    """The batch sizes that a job may have, by what is known of them; None where its trainer has not reported.
+    """The batch sizes that a job may have; without a trainer's report (``batching`` is None), one that is assumed.
 
     Without limits of its own, a GPU processes at once at most what it processes now. Limits that contradict each other
     leave the batch as it is.

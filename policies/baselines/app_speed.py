@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from metasched.capacity.capacity_pool import GpuAmount
@@ -82,7 +82,8 @@ class _AppGrowth:
         """The next step of a job; None where it cannot grow, or gains nothing."""
         job = self._jobs[number][1]
         present, now = self._allocator.pool.assigned.get(job.uid), self._present_speed(job)
-        for amount in _next_amounts(job, present, self._allocator):
+        larger = self._allocator.larger_amount(job)
+        for amount in self._allocator.options(job) if present is None else () if larger is None else (larger,):
             then = self._relative_speed(job, amount)
             if then is not None and then > now and self._allocator.pool.fits(job, amount):
                 gain = (then - now) / max(amount.gpus - (present.gpus if present else 0), 1)
@@ -111,14 +112,3 @@ class _AppGrowth:
         if alone and speed is not None:
             return speed / alone
         return amount.gpus / least if amount.gpus <= max(job.gpus, least) else None
-
-
-def _next_amounts(job: Job, present: GpuAmount | None, allocator: Allocator) -> Iterator[GpuAmount]:
-    """The next larger amount of a job; for a job without GPUs, its fewest on each type that suits it."""
-    if present is None:
-        yield from allocator.options(job)
-        return
-    for gpus in allocator.sizes(job).get(present.gpu_type, ()):
-        if gpus > present.gpus:
-            yield GpuAmount(gpus, present.gpu_type)
-            return

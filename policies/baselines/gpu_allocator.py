@@ -173,7 +173,7 @@ class Allocator:
 
     def options(self, job: Job) -> list[GpuAmount]:
         """The minimum on each GPU type: present or last type first, then by the job's order, else most free first."""
-        last = job.placement or job.released or job.last_placement
+        last = job.latest_placement
         sizes = dict(self.sizes(job))
         if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
             # A present allocation remains possible even where its nodes accept no jobs: then the job keeps all of it.
@@ -189,6 +189,14 @@ class Allocator:
             return (last is None or gpu_type != last.gpu_type, order.get(gpu_type, 0), -unassigned, gpu_type)
 
         return [GpuAmount(sizes[gpu_type][0], gpu_type) for gpu_type in sorted(sizes, key=preference)]
+
+    def larger_amount(self, job: Job) -> GpuAmount | None:
+        """The next larger amount on the GPU type that is assigned to the job; None where there is none."""
+        amount = self.pool.assigned.get(job.uid)
+        if amount is None:
+            return None
+        larger = (gpus for gpus in self.sizes(job).get(amount.gpu_type, ()) if gpus > amount.gpus)
+        return next((GpuAmount(gpus, amount.gpu_type) for gpus in larger), None)
 
     def grow(self, job: Job, goal: int) -> None:
         """Assign a served job the largest amount up to a goal that is unassigned on its GPU type."""

@@ -114,8 +114,8 @@ class _Growth:
         present = self.allocator.pool.assigned.get(job.uid)
         if present is None or is_non_preemptible(job):
             return None
-        gpus = next((n for n in self.allocator.sizes(job).get(present.gpu_type, ()) if n > present.gpus), None)
-        return None if gpus is None else (present, GpuAmount(gpus, present.gpu_type))
+        larger = self.allocator.larger_amount(job)
+        return None if larger is None else (present, larger)
 
     def _speeds(self, job: Job, *amounts: GpuAmount) -> list[float | None]:
         return [self.remaining_time.speed(job, amount.gpu_type, amount.gpus) for amount in amounts]

@@ -117,8 +117,7 @@ class _Falls:
         if present is None:
             amount = next((one for one in self._allocator.options(job) if pool.fits(job, one)), None)
         else:
-            gpus = next((n for n in self._allocator.sizes(job).get(present.gpu_type, ()) if n > present.gpus), None)
-            amount = None if gpus is None else GpuAmount(gpus, present.gpu_type)
+            amount = self._allocator.larger_amount(job)
         if amount is None:
             return None
         if curve is None:

@@ -30,11 +30,11 @@ def place_bundles(
         GPUs by app and node.
     """
     placed: dict[str, Counts] = {app: {} for app in bundles}
-    crowd = Counter[str]()
+    held_by_node = Counter[str]()
     for app in bundles:
-        crowd.update(held.get(app, {}))
+        held_by_node.update(held.get(app, {}))
     for gpu_type in offer.gpu_types:
-        free = _FreeBlocks([block for block in offer.blocks if block.gpu_type == gpu_type], crowd)
+        free = _FreeBlocks([block for block in offer.blocks if block.gpu_type == gpu_type], held_by_node)
         parts = [
             (offer.reserved(gpu_type, part), part, app)
             for app, bundle in bundles.items()
@@ -66,9 +66,9 @@ def _add(counts: Counts, block: Block, part: int) -> None:
 class _FreeBlocks:
     """Blocks of one GPU type that are free, by size; the ones with the fewest GPUs that apps hold are the last ones."""
 
-    def __init__(self, blocks: Sequence[Block], crowd: Mapping[str, int]) -> None:
+    def __init__(self, blocks: Sequence[Block], held_by_node: Mapping[str, int]) -> None:
         self._by_size: dict[int, list[Block]] = defaultdict(list)
-        for block in sorted(blocks, key=lambda one: -sum(crowd.get(node, 0) for node in one.nodes)):
+        for block in sorted(blocks, key=lambda one: -sum(held_by_node.get(node, 0) for node in one.nodes)):
             self._by_size[block.size].append(block)
 
     def of_holder(self, size: int, part: int, held: Mapping[str, int], placed: Counts) -> Block | None:

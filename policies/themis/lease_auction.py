@@ -32,24 +32,24 @@ class Outcome(NamedTuple):
 
     Attributes:
         leases: the new leases.
-        told: why each app that could have used more GPUs got none, by uid.
+        unserved: why each app that could have used more GPUs got none, by uid.
     """
 
     leases: tuple[Lease, ...] = ()
-    told: Mapping[str, Reason] = {}
+    unserved: Mapping[str, Reason] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as JSON-compatible data."""
         return {
             "leases": Leases(self.leases).to_json(),
-            "told": {app: to_json(reason) for app, reason in self.told.items()},
+            "unserved": {app: to_json(reason) for app, reason in self.unserved.items()},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """The outcome that ``to_json`` wrote."""
-        told = {app: from_json(reason) for app, reason in data["told"].items()}
-        return cls(Leases.from_json(data["leases"]).leases, told)
+        unserved = {app: from_json(reason) for app, reason in data["unserved"].items()}
+        return cls(Leases.from_json(data["leases"]).leases, unserved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +124,12 @@ class LeaseAuction:
             least = max(terms.restart(job) for job in self.bidders[name].jobs)
             ends = self.round.snapshot.now + max(fraction * lengths[name], min(least, lengths[name]))
             leases.append(Lease.of(self.bidders[name].app.uid, one.counts, ends, reason))
-        told = {}
+        unserved = {}
         for name, agent in self.agents.items():
             uid = self.bidders[name].app.uid
             if name not in found.allocations and not agent.retained.parts:
-                told[uid] = self._lost(name, rhos[name], bids.get(name), found.bidders)
-        return Outcome(tuple(leases), told)
+                unserved[uid] = self._lost(name, rhos[name], bids.get(name), found.bidders)
+        return Outcome(tuple(leases), unserved)
 
     def _realistic(self, bid: Bid, one: Bidder) -> Bid:
         """The bid without values for bundles on which no member could run."""

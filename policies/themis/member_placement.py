@@ -125,7 +125,7 @@ class ClusterSpace:
         """Placements on GPUs of one type: the one on the fewest nodes with equal counts, and perhaps an uneven one."""
         if sum(units.values()) < count:
             return
-        last = job.held_or_released or job.last_placement
+        last = job.latest_placement
         near = set(last.nodes) if last is not None else set()
         names = sorted(units, key=lambda name: (name not in near, units[name], name))
         for k, g in job.spreads(count):

@@ -131,11 +131,11 @@ class Themis(Policy):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Hold the auctions that are due, and place all members on what their apps have."""
         before = _Memory.of(state) or _Memory.of(self.initial_state(snapshot)) or _Memory()
-        admitted, waiting, crowd = self._admission(snapshot, before.admitted)
+        admitted, waiting, not_admitted = self._admission(snapshot, before.admitted)
         slowdowns = before.slowdowns.after(_members(snapshot), snapshot.node, self.parameters.slot_gpus)
         found = LeaseRound(snapshot, self.terms, slowdowns, waiting)
         settled = self._settle(found, before.leases)
-        decision = _decision(found, settled, crowd)
+        decision = _decision(found, settled, not_admitted)
         after = _Memory(settled.leases, slowdowns, tuple(admitted), pending=settled.pending)
         return decision, after.state()
 
@@ -152,7 +152,7 @@ class Themis(Policy):
         """Auctions until nothing is left that a winner could use, after what an earlier auction gave."""
         snapshot = found.snapshot
         given = Outcome.from_json(snapshot.precomputed) if snapshot.precomputed else Outcome()
-        leases, told = _live(found, stored), dict(given.told)
+        leases, unserved = _live(found, stored), dict(given.unserved)
         placed, space = found.place(leases)
         if given.leases:
             leases = found.used(leases, placed).plus(_possible(given.leases, space, found))
@@ -161,9 +161,9 @@ class Themis(Policy):
             auction = LeaseAuction.of(found, placed, space)
             if number == 0 and self._is_long(auction, snapshot):
                 leases = leases.plus(_ended(found, stored, leases))
-                return _Settled(leases, found.place(leases)[0], told, pending=True)
+                return _Settled(leases, found.place(leases)[0], unserved, pending=True)
             outcome = auction.hold()
-            told |= {app: reason for app, reason in outcome.told.items() if number == 0 or app not in told}
+            unserved |= {app: reason for app, reason in outcome.unserved.items() if number == 0 or app not in unserved}
             if not outcome.leases:
                 break
             before = sum(place.gpus for place in placed.values())
@@ -171,7 +171,7 @@ class Themis(Policy):
             placed, space = found.place(leases)
             if sum(place.gpus for place in placed.values()) <= before:
                 break
-        return _Settled(found.used(leases, placed), placed, told, pending=False)
+        return _Settled(found.used(leases, placed), placed, unserved, pending=False)
 
     def _is_long(self, auction: LeaseAuction, snapshot: Snapshot) -> bool:
         """Whether the auction is to be held in the background."""
@@ -189,7 +189,7 @@ class Themis(Policy):
             return [], frozenset(), {}
         gpus = sum(snapshot.capacity.values())
         jobs = _members(snapshot)
-        asked, admitted, told = 0, list[str](), dict[str, Reason]()
+        asked, admitted, not_admitted = 0, list[str](), dict[str, Reason]()
         begun = {uid for uid, members in jobs.items() if uid in before or any(job.run or job.active for job in members)}
         for app in sorted(snapshot.apps, key=lambda one: (one.uid not in begun, one.first_submitted, one.uid)):
             if app.uid not in jobs:
@@ -198,8 +198,8 @@ class Themis(Policy):
                 admitted.append(app.uid)
                 asked += sum(job.gpus for job in jobs[app.uid])
             else:
-                told[app.uid] = Reason.of(Code.APP_NOT_ADMITTED, asked=asked, gpus=gpus, most=most)
-        return admitted, frozenset(told), told
+                not_admitted[app.uid] = Reason.of(Code.APP_NOT_ADMITTED, asked=asked, gpus=gpus, most=most)
+        return admitted, frozenset(not_admitted), not_admitted
 
 
 class _Settled(NamedTuple):
@@ -208,13 +208,13 @@ class _Settled(NamedTuple):
     Attributes:
         leases: the leases that hold.
         placed: the placements of members, by uid.
-        told: why apps that got nothing in an auction got nothing, by uid.
+        unserved: why apps that got nothing in an auction got nothing, by uid.
         pending: whether an auction is to be held in the background.
     """
 
     leases: Leases
     placed: Mapping[str, Placement]
-    told: Mapping[str, Reason]
+    unserved: Mapping[str, Reason]
     pending: bool
 
 
@@ -283,13 +283,13 @@ def _ended(found: LeaseRound, stored: Leases, leases: Leases) -> tuple[Lease, ..
     return ended.live(-math.inf, found.members, free).leases
 
 
-def _decision(found: LeaseRound, settled: _Settled, crowd: Mapping[str, Reason]) -> Decision:
+def _decision(found: LeaseRound, settled: _Settled, not_admitted: Mapping[str, Reason]) -> Decision:
     """Grants of what is placed; other jobs wait, or run where grants leave GPUs that no auction could give away.
 
     Args:
         found: the round.
         settled: its leases and placements.
-        crowd: why apps that are not admitted wait, by uid.
+        not_admitted: why apps that are not admitted wait, by uid.
     """
     grants, fallback, waits = list[Grant](), list[Grant](), dict[str, Reason]()
     reasons = {
@@ -305,8 +305,8 @@ def _decision(found: LeaseRound, settled: _Settled, crowd: Mapping[str, Reason])
             grants.insert(0, _grant(job, held, Reason(Code.RUNS_TO_END)))
         elif (place := settled.placed.get(job.uid)) is not None:
             grants.append(_grant(job, place, reasons[uid]))
-        elif uid in crowd:
-            waits[job.uid] = crowd[uid]
+        elif uid in not_admitted:
+            waits[job.uid] = not_admitted[uid]
         elif job.uid not in served:
             waits[job.uid] = Reason.of(
                 Code.EXCEEDS_NODES, gpus=job.min_gpus, gpu_types=job.gpu_types, nodes=None, cpus=None
@@ -314,7 +314,7 @@ def _decision(found: LeaseRound, settled: _Settled, crowd: Mapping[str, Reason])
         elif settled.pending:
             waits[job.uid] = AUCTION_PENDING
         else:
-            why = settled.told.get(uid) or Reason.of(Code.APP_DIVIDES, app=job.uid if app is None else app.name)
+            why = settled.unserved.get(uid) or Reason.of(Code.APP_DIVIDES, app=job.uid if app is None else app.name)
             fallback.append(Grant(job.uid, job.min_gpus, why, at_least=job.min_gpus))
     return Decision(tuple(grants), tuple(fallback), waits)
 

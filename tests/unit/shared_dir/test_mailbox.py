@@ -13,14 +13,13 @@ from msgspec.structs import replace
 from metasched.shared_dir.mailbox import (
     BadLeaseError,
     BadNameError,
-    FinishRequest,
     Lease,
     LeasedBatch,
     Mailbox,
     MailboxError,
     NoLeaseError,
     NotOursError,
-    StopRequest,
+    RunRequest,
 )
 
 UID = "0123456789abcdef"
@@ -160,8 +159,8 @@ def test_a_request_to_finish_is_written_once_beside_a_stop(mailbox):
     mailbox.request_finish(UID, 2, 130.0, 190.0, "again")
     mailbox.request_stop(UID, 2, 150.0, 210.0, "others wait")
     lease = mailbox.read_lease(UID)
-    assert lease.finish == FinishRequest(2, 100.0, 160.0, "it ranks last")
-    assert lease.stop == StopRequest(2, 150.0, 210.0, "others wait")
+    assert lease.finish == RunRequest(2, 100.0, 160.0, "it ranks last")
+    assert lease.stop == RunRequest(2, 150.0, 210.0, "others wait")
 
 
 @pytest.mark.parametrize("request_name", ["request_stop", "request_finish"])
