@@ -160,6 +160,33 @@ def test_a_tag_gives_no_advantage_over_others(site, training):
     )
 
 
+def test_apps_of_one_name_stay_two(site, training):
+    """A search of Bob's has the name of a search of Alice's: his tuner ends one of his trials, and none of hers."""
+    endless = "--epochs 100000 --step-seconds 0.1 --finish-file enough"
+    hers = [site.train("alice", endless, "--gres=gpu:1", tag="metasched app=search") for _ in range(2)]
+    tag = "metasched app=search tuner=halving,steps=40"
+    his = [site.train("bob", f"{endless} --dropout {p}", "--gres=gpu:1", tag=tag) for p in (0.0, 0.9)]
+
+    def apps():
+        status = site.status()
+        return {} if status is None else {one.uid: one for one in status.apps}
+
+    site.wait(lambda: (one := apps().get("app:bob/search")) is not None and one.live == 1 and one.ended == 1)
+    found = apps()
+    assert [(one.user, one.name, one.live, one.ended) for _, one in sorted(found.items())] == [
+        ("alice", "search", 2, 0),
+        ("bob", "search", 1, 1),
+    ]
+    loser = site.wait(lambda: (job := site.job(his[1])) is not None and job.finished and job)
+    assert "its loss" in loser.reason
+    for made in (*hers, his[0]):
+        site.wait_progress(made)
+        site.sh("login", f"touch {made.directory}/enough", made.user)
+    for made in (*hers, his[0]):
+        assert site.wait_status(made, "completed").reason != loser.reason
+        site.assert_nothing_lost(made)
+
+
 def test_only_the_daemon_reads_and_writes_the_store(site):
     """On the daemon's own host no user can read or replace the database, or its copy on the shared volume."""
     for attempt in (
