@@ -146,6 +146,7 @@ class SlurmNode:
         features, partitions: names.
         shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
         reserved: whether the node is in a reservation or in maintenance now; Slurm reports it some seconds late.
+        reason: why Slurm or an administrator took the node out of service; "" for no reason. Free text.
     """
 
     name: str
@@ -157,6 +158,7 @@ class SlurmNode:
     partitions: frozenset[str]
     shards_per_gpu: int = 0
     reserved: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,9 +370,10 @@ class FakeSlurm:
             if job.shown.state in _ACTIVE and name in job.shown.allocated:
                 self._back_to_pending(job, Hold.NONE, "PENDING")
 
-    def node_drain(self, name: str) -> None:
+    def node_drain(self, name: str, reason: str = "") -> None:
         """Drain a node: it gets no new jobs."""
         self._nodes.drained.add(self._nodes.by_name[name].name)
+        self._nodes.reasons[name] = reason
 
     def node_up(self, name: str) -> None:
         """Return a node to service."""
