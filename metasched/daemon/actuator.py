@@ -33,12 +33,13 @@ from metasched.core.model import (
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
+from metasched.daemon.restart_watch import RestartWatch
 from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.shared_dir.mailbox import Lease, LeasedBatch, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError, SlurmUnavailableError
+from metasched.slurm.errors import SlurmError, SlurmRestartedError, SlurmUnavailableError
 from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
 
@@ -115,10 +116,17 @@ class Actuator:
             Slurm or the lease.
     """
 
-    def __init__(
-        self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox, settings: SlurmSettings
+    def __init__(  # noqa: PLR0917  its collaborators
+        self,
+        config: Config,
+        client: SlurmClient,
+        store: Store,
+        mailbox: Mailbox,
+        settings: SlurmSettings,
+        restart_watch: RestartWatch,
     ) -> None:
         self.config = config
+        self._restart_watch = restart_watch
         self._client = client
         self._store = store
         self._mailbox = mailbox
@@ -142,7 +150,8 @@ class Actuator:
         """Perform the actions in order, and return how many succeeded.
 
         Raises:
-            SlurmUnavailableError: slurmctld does not answer in time; the next poll performs the other actions.
+            SlurmUnavailableError: slurmctld does not answer in time, or has restarted (``SlurmRestartedError``); a
+                later poll performs the other actions.
         """
         done = 0
         now = state.snapshot.now
@@ -162,7 +171,8 @@ class Actuator:
                 took = time.monotonic() - begun
                 self._store.end_action(entry, str(error), took)
                 log.warning("action_failed", action=describe(action, state.snapshot), error=str(error))
-                self._back_off(action, error, now, took)
+                if not isinstance(error, SlurmRestartedError):
+                    self._back_off(action, error, now, took)
                 if isinstance(error, SlurmUnavailableError):
                     raise
                 continue
@@ -205,7 +215,7 @@ class Actuator:
             elif not 0 <= state.snapshot.now - since <= DELAY_SECONDS:
                 del self._delayed_starts[uid]
                 try:
-                    self._client.release(job.slurm_job_id)
+                    self._release(job)
                 except SlurmUnavailableError:
                     raise
                 except SlurmError as error:  # the job has started meanwhile, or Slurm starts it in a later cycle
@@ -303,9 +313,24 @@ class Actuator:
             job.slurm_job_id,
             geometry(job, action.placement, state.jobs[job.uid].requirements, delay=delay, shards=shards),
         )
-        self._client.release(job.slurm_job_id)
+        self._release(job)
         if delay:
             self._delayed_starts[job.uid] = now
+
+    def _release(self, job: Job) -> None:
+        """Release a job, unless slurmctld has just restarted; hold it again where slurmctld restarted meanwhile.
+
+        Raises:
+            SlurmRestartedError: slurmctld has restarted, so the job must not start now.
+            SlurmError: the release failed.
+        """
+        self._restart_watch.require_no_restart()
+        self._client.release(job.slurm_job_id)
+        try:
+            self._restart_watch.require_no_restart()
+        except SlurmRestartedError:
+            self._client.hold(job.slurm_job_id)
+            raise
 
     def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:
         now = state.snapshot.now

@@ -246,6 +246,13 @@ class SlurmClient(Protocol):
     def settings(self) -> SlurmSettings:
         """Read Slurm's settings from the controller."""
 
+    def boot_time(self) -> float | None:
+        """Read when the present slurmctld began, in unix seconds of its clock; None where it does not tell.
+
+        Slurm's commands wait for a controller that is away for some seconds and then answer as usual, so that only
+        another boot time shows the restart.
+        """
+
     def jobs(self) -> Sequence[SlurmJob]:
         """Read all jobs that Slurm knows in one bulk read, finished ones of the last minutes (MinJobAge) included.
 
