@@ -127,7 +127,7 @@ class ClusterStateBuilder:
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
         if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=deferral.and_also(why))
+            job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
         return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
 
     def _with_losses(self, described: dict[str, ObservedJob]) -> dict[str, ObservedJob]:

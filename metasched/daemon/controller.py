@@ -35,7 +35,7 @@ from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
-from metasched.intake.run_tracking import RunTracking
+from metasched.intake.run_tracking import Retries, RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import start_deferral
@@ -206,7 +206,8 @@ class Controller:
         observation = self._observer.observe(now)
         self._writes.begin_poll(observation.listed, now, self.config.outage_seconds)
         recorded = self._intake.take_in(observation)
-        tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
+        retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
+        tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
         note_contradictions(self._store, reported, now)

@@ -69,6 +69,10 @@ class Trainer:
     def started(self, slurm: FakeSlurm, job: SlurmJob) -> None:
         """Called at the start of each run."""
 
+    def not_launched(self, slurm: FakeSlurm, job: SlurmJob) -> None:
+        """Called instead of ``started`` where srun cannot create a step (Invalid generic resource specification)."""
+        slurm.exit(job.slurm_job_id, 1, after=0.5)
+
     def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
         """Called when the run gets a signal other than SIGKILL."""
         if self.stop_seconds is not None and signal in (self.stop_signal, _TERM):
