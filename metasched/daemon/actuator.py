@@ -343,7 +343,10 @@ class Actuator:
         try:
             self._restart_watch.require_no_restart()
         except SlurmRestartedError:
-            self._client.hold(job.slurm_job_id)
+            try:
+                self._client.hold(job.slurm_job_id)
+            except SlurmError as error:  # it has started already
+                log.info("not_held_after_restart", job=job.slurm_job_id, error=str(error))
             raise
 
     def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from metasched.shared_dir.published_status import read as read_status
 from metasched.slurm.client import JobState
+from metasched.slurm.errors import WrongJobStateError
 from metasched.store import EndCause
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
@@ -68,6 +69,26 @@ def test_a_restart_in_the_middle_of_the_actions_fails_no_job(site, write, after)
     site.start(Restarting(site.slurm, write, after=after))
     site.run_until(lambda: states(site, jobs) == {JobState.COMPLETED})
     assert len(events(site)) == 1
+
+
+def test_a_restart_at_a_release_is_noticed_where_the_job_cannot_be_held_again(site, monkeypatch):
+    """The job has started already."""
+    release = site.slurm.release
+
+    def restart_and_release(slurm_job_id):
+        site.slurm.restart(1.0)
+        release(slurm_job_id)
+
+    def refuse(_slurm_job_id):
+        raise WrongJobStateError
+
+    job = site.add("--gres=gpu:1", seconds=2)
+    monkeypatch.setattr(site.slurm, "release", restart_and_release)
+    monkeypatch.setattr(site.slurm, "hold", refuse)
+    site.run(1)
+    monkeypatch.undo()
+    assert len(events(site)) == 1
+    site.run_until(lambda: site.state(job) is JobState.COMPLETED)
 
 
 def test_the_status_says_that_slurmctld_has_restarted(site):
