@@ -29,8 +29,10 @@ from metasched.cli.job_explanation import is_stale
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status
+from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 _NAME_WIDTH = 32
+_REASON_WIDTH = 60
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
 
 
@@ -67,6 +69,13 @@ def headline(status: Status, now: float) -> Text:
     line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
     if status.slurm != "ok":
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    drained = [clean(node.name) for node in status.nodes if not node.accepts and drained_by_reused_id(node.reason)]
+    if drained:
+        line.append(
+            f"\nSlurm drained {', '.join(drained)} (Duplicate jobid), because slurmctld crashed and gave a job id away "
+            f"again; an admin returns them to service: {resume_command(drained)}",
+            style="bold yellow",
+        )
     if status.degraded:
         count = counted(status.degraded_rounds, "such round")
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
@@ -81,7 +90,8 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Return the table of nodes: GPUs that metasched's jobs hold, and GPUs that they may use."""
     made = table("NODE", "TYPE", "GPUS USED", "", right=("GPUS USED",))
     for node in nodes:
-        note = None if node.accepts else "takes no new jobs"
+        why = f": {clean(node.reason, _REASON_WIDTH)}" if node.reason else ""
+        note = None if node.accepts else f"takes no new jobs{why}"
         row(
             made, node.name, node.gpu_type, f"{node.gpus_used}/{node.gpus}", note, style=None if node.accepts else "dim"
         )

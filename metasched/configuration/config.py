@@ -99,6 +99,7 @@ class Schedule(_Section):
         grace_seconds: time that a trainer has to checkpoint before the daemon requeues its job.
         start_seconds: time for Slurm to start a released job, beyond the grace of the jobs that it replaces.
         slice_seconds: length of a time slice where two jobs alternate on a GPU.
+        launch_tries: runs in a row that may end before their trainer has started, until the job fails.
     """
 
     round_seconds: Seconds = 360.0
@@ -108,6 +109,7 @@ class Schedule(_Section):
     grace_seconds: Seconds = 120.0
     start_seconds: Seconds = 60.0
     slice_seconds: Seconds = 60.0
+    launch_tries: Annotated[int, Field(ge=1, le=1000)] = 6
 
 
 class Sharing(_Section):

@@ -196,6 +196,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.DEPENDENCY: "it waits for another job ({dependency})",
     Code.BEGIN_TIME: "its begin time (--begin) is still to come",
     Code.START_DEFERRED: "Slurm did not start it when it was released last; it is tried again later",
+    Code.NOT_LAUNCHED: lambda runs: (
+        f"its last {f'{runs} runs' if runs > 1 else 'run'} ended before a trainer had started (Slurm did not start the "
+        "script, srun created no step, or a node was lost); it is tried again later"
+    ),
     Code.SLURM_REASON: "Slurm's reason: {reason}",
     Code.RESERVATION_OVER: "its reservation {reservation} is over, or is not there",
     Code.RESERVATION_NOT_BEGUN: "its reservation {reservation} has not begun yet",

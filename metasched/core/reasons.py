@@ -38,6 +38,7 @@ class Code(enum.StrEnum):
     HELD_BY_OWNER = "held_by_owner", "The owner submitted the job with --hold and has not released it."
     DEPENDENCY = "dependency", "The job depends on another job."
     BEGIN_TIME = "begin_time", "The job's begin time is in the future."
+    NOT_LAUNCHED = "not_launched", "The job's last runs ended before a trainer had started; it is tried again later."
     START_DEFERRED = "start_deferred", "Slurm did not start the job when it was released; a later round tries again."
     SLURM_REASON = "slurm_reason", "Slurm's own reason why it did not start a released job."
     RESERVATION_OVER = "reservation_over", "The reservation that the job asks for has ended or does not exist."

@@ -7,6 +7,7 @@ longer after each failure; an outage of Slurm ends the step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,19 +34,23 @@ from metasched.core.model import (
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
+from metasched.daemon.restart_watch import RestartWatch
+from metasched.intake.launch_failures import failed_launches
 from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.shared_dir.mailbox import Lease, LeasedBatch, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError, SlurmUnavailableError
+from metasched.slurm.errors import SlurmError, SlurmRestartedError, SlurmUnavailableError
 from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
 
 SAME_NODE_SECONDS = 3.0
 """Time after the recorded end of a run from which that end certainly lies in an earlier second."""
-DELAY_SECONDS = 1.1
-"""Time after which Slurm may start a job that was released with StartTime=now+1."""
+LOST_NODE_SECONDS = 5.0
+"""Time in which Slurm may still end an old run on a lost node that is back, by the job's id: a new run dies by it."""
+SLACK_SECONDS = 0.1
+"""Time beyond the delay of a release after which Slurm certainly may start the job."""
 
 ACTION_KINDS: Mapping[type[Action], str] = {
     HoldJob: "hold",
@@ -79,15 +84,19 @@ def placement_text(placement: Placement) -> str:
     return f"{nodes} ({' + '.join(map(str, placement.uneven)) or each} {placement.gpu_type or 'gpu'})"
 
 
-def _restarts_on_node_too_soon(job: Job, placement: Placement, now: float) -> bool:
-    """Whether a start would bring the job back to a node within the second in which its last run left that node.
+def _start_delay(job: Job, placement: Placement, was_lost: bool, now: float) -> int:  # noqa: FBT001
+    """Return the seconds to wait before a start that brings the job back to a node that its last run has just left.
 
-    slurmd refuses such a start ("Job already killed").
+    Within the same second slurmd refuses the start ("Job already killed").
     """
     if job.last_placement is None or job.last_ended is None:
-        return False
-    same_node = not set(job.last_placement.nodes).isdisjoint(placement.nodes)
-    return same_node and now - job.last_ended < SAME_NODE_SECONDS
+        return 0
+    if set(job.last_placement.nodes).isdisjoint(placement.nodes):
+        return 0
+    since = now - job.last_ended
+    if was_lost and since < LOST_NODE_SECONDS:
+        return math.ceil(min(LOST_NODE_SECONDS - since, LOST_NODE_SECONDS))
+    return 1 if since < SAME_NODE_SECONDS else 0
 
 
 def _theta(fitted: Sequence[float] | None) -> tuple[float, float, float, float, float, float, float] | None:
@@ -115,16 +124,23 @@ class Actuator:
             Slurm or the lease.
     """
 
-    def __init__(
-        self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox, settings: SlurmSettings
+    def __init__(  # noqa: PLR0917  its collaborators
+        self,
+        config: Config,
+        client: SlurmClient,
+        store: Store,
+        mailbox: Mailbox,
+        settings: SlurmSettings,
+        restart_watch: RestartWatch,
     ) -> None:
         self.config = config
+        self._restart_watch = restart_watch
         self._client = client
         self._store = store
         self._mailbox = mailbox
         self._settings = settings
         self._backoff = Backoff()  # by uid and kind of action
-        self._delayed_starts: dict[str, float] = {}  # instant of the release, by uid
+        self._delayed_starts: dict[str, float] = {}  # instant from which Slurm may start the job, by uid
         # An action without an outcome may not have reached Slurm. A plan repeats every kind but a stop, because Slurm
         # still shows the state that the action was to change; of an end, only a request to finish is like a stop.
         unfinished = store.unfinished_actions()
@@ -142,7 +158,8 @@ class Actuator:
         """Perform the actions in order, and return how many succeeded.
 
         Raises:
-            SlurmUnavailableError: slurmctld does not answer in time; the next poll performs the other actions.
+            SlurmUnavailableError: slurmctld does not answer in time, or has restarted (``SlurmRestartedError``); a
+                later poll performs the other actions.
         """
         done = 0
         now = state.snapshot.now
@@ -162,7 +179,8 @@ class Actuator:
                 took = time.monotonic() - begun
                 self._store.end_action(entry, str(error), took)
                 log.warning("action_failed", action=describe(action, state.snapshot), error=str(error))
-                self._back_off(action, error, now, took)
+                if not isinstance(error, SlurmRestartedError):
+                    self._back_off(action, error, now, took)
                 if isinstance(error, SlurmUnavailableError):
                     raise
                 continue
@@ -198,14 +216,15 @@ class Actuator:
         A release makes Slurm schedule at once. Otherwise it starts the job in its next cycle, which with its default
         parameters can be half a minute later.
         """
-        for uid, since in list(self._delayed_starts.items()):
+        now = state.snapshot.now
+        for uid, at in list(self._delayed_starts.items()):
             job = state.snapshot.job.get(uid)
             if job is None or job.status is not Status.QUEUED:
                 del self._delayed_starts[uid]
-            elif not 0 <= state.snapshot.now - since <= DELAY_SECONDS:
+            elif not now <= at <= now + LOST_NODE_SECONDS + SLACK_SECONDS:  # later: the clock was set back
                 del self._delayed_starts[uid]
                 try:
-                    self._client.release(job.slurm_job_id)
+                    self._release(job)
                 except SlurmUnavailableError:
                     raise
                 except SlurmError as error:  # the job has started meanwhile, or Slurm starts it in a later cycle
@@ -296,16 +315,39 @@ class Actuator:
         if state.jobs[job.uid].requirements.trials and not action.half_gpus:
             lease = replace(lease, trials=ProfilingRuns(world_sizes_to_profile(job, action.placement)))
         self._mailbox.write_lease(replace(lease, batch=self._leased_batch(job)))
-        delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
+        delay = _start_delay(job, action.placement, self._was_lost(job), now)
         sharing = state.gpu_shards
         shards = None if sharing is None else sharing.half if action.half_gpus else sharing.per_gpu
         self._client.update(
             job.slurm_job_id,
             geometry(job, action.placement, state.jobs[job.uid].requirements, delay=delay, shards=shards),
         )
-        self._client.release(job.slurm_job_id)
+        self._release(job)
         if delay:
-            self._delayed_starts[job.uid] = now
+            self._delayed_starts[job.uid] = now + delay + SLACK_SECONDS
+
+    def _was_lost(self, job: Job) -> bool:
+        """Whether the job's last run on a node was lost, perhaps with its node."""
+        ended = [run for run in self._store.runs(job.uid) if run.placement is not None and run.ended is not None]
+        return bool(ended) and ended[-1].cause is EndCause.LOST
+
+    def _release(self, job: Job) -> None:
+        """Release a job, unless slurmctld has just restarted; hold it again where slurmctld restarted meanwhile.
+
+        Raises:
+            SlurmRestartedError: slurmctld has restarted, so the job must not start now.
+            SlurmError: the release failed.
+        """
+        self._restart_watch.require_no_restart()
+        self._client.release(job.slurm_job_id)
+        try:
+            self._restart_watch.require_no_restart()
+        except SlurmRestartedError:
+            try:
+                self._client.hold(job.slurm_job_id)
+            except SlurmError as error:  # it has started already
+                log.info("not_held_after_restart", job=job.slurm_job_id, error=str(error))
+            raise
 
     def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:
         now = state.snapshot.now
@@ -357,4 +399,5 @@ class Actuator:
             nodes=dict(placement.node_gpus),
             requeue=RequeueMethod("slurm" if exit_code in self._settings.requeue_exit_hold else "wrapper", exit_code),
             signal=self.config.slurm.signal,
+            launch_retries=max(self.config.schedule.launch_tries - 1 - failed_launches(self._store.runs(job.uid)), 0),
         )

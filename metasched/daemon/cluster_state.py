@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metasched.configuration.config import Config
 from metasched.core.apps import LossPoint
 from metasched.core.model import Snapshot, Status
-from metasched.core.reasons import Reason, from_text
+from metasched.core.reasons import Code, Reason, from_text
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import TrackedJob, TrackedRuns
@@ -39,6 +39,7 @@ class ClusterState:
         gpu_shards: which job holds shards of which GPU; None where Slurm gives away whole GPUs only.
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
+        node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
     """
 
     snapshot: Snapshot
@@ -46,6 +47,7 @@ class ClusterState:
     gpu_shards: GpuShards | None = None
     arrived: int = 0
     completed: int = 0
+    node_reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes_soon(self) -> bool:
@@ -116,6 +118,7 @@ class ClusterStateBuilder:
             gpu_shards=inventory.gpu_shards,
             arrived=len(observation.new),
             completed=tracked.ended,
+            node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
         )
 
     def _describe(self, tracked: TrackedJob, observation: Observation) -> ObservedJob:
@@ -124,7 +127,7 @@ class ClusterStateBuilder:
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
         if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=deferral.and_also(why))
+            job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
         return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
 
     def _with_losses(self, described: dict[str, ObservedJob]) -> dict[str, ObservedJob]:

@@ -9,6 +9,7 @@ be repeated.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +28,14 @@ from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
+from metasched.daemon.restart_watch import RestartWatch
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.systemd_notify import notify
 from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
-from metasched.intake.run_tracking import RunTracking
+from metasched.intake.run_tracking import Retries, RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import start_deferral
@@ -48,7 +50,7 @@ from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import AppStatus
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError
+from metasched.slurm.errors import SlurmError, SlurmRestartedError
 from metasched.store import Store, StoreError
 
 DAY = 86400.0
@@ -103,7 +105,8 @@ class Controller:
         self._estimates.fits_iterations = policy.fits_iterations
         self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates, self._reports)
         self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
-        self._actuator = Actuator(config, client, store, mailbox, settings)
+        self._restart_watch = RestartWatch(client, clock)
+        self._actuator = Actuator(config, client, store, mailbox, settings, self._restart_watch)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
@@ -128,7 +131,7 @@ class Controller:
         self._blocked: frozenset[str] = frozenset()
         self._script_batches: Mapping[str, BatchRegime] = {}  # by uid, as of the last poll
         self._sharing_possible: bool | None = None
-        self._slurm_back_at: float | None = None
+        self._settles_since: float | None = None  # when slurmctld answered again, or had restarted
         self._last_poll_at = 0.0 if last is None else last.at
         self._slurm_error: str | None = None
 
@@ -160,17 +163,27 @@ class Controller:
         """
         now = self._clock()
         self._check_lock()
+        last_poll = self._last_poll_at
         self._note_clock(now)
+        first = self._restart_watch.boot_time is None
         try:
             state = self._observe_and_record(now)
+            restarted = self._restart_watch.has_restarted()
         except SlurmError as error:
             self._note_outage(error, now)
             return self.config.schedule.poll_seconds
-        self._note_recovery(now)
+        if first:
+            self._note_restart_before(last_poll)
+        if restarted:
+            self._note_restart()
+        elif self._slurm_error is not None:
+            self._note_recovery()
         self._request_early_round(state)
-        settling = self._settling_seconds(now)
+        settling = self._settling_seconds()
         if settling:
+            self._publisher.publish(self, state)
             return min(self.config.schedule.poll_seconds, settling)
+        self._settles_since = None
         self._check_lock()  # Slurm's answers may have taken long
         if self._round_due(now):
             self._decide(state.snapshot)
@@ -193,7 +206,8 @@ class Controller:
         observation = self._observer.observe(now)
         self._writes.begin_poll(observation.listed, now, self.config.outage_seconds)
         recorded = self._intake.take_in(observation)
-        tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
+        retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
+        tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
         note_contradictions(self._store, reported, now)
@@ -223,7 +237,10 @@ class Controller:
 
     @property
     def slurm_error(self) -> str | None:
-        """Why Slurm could not be read or written in the last poll, in words; None if it could."""
+        """Why the last poll did not act, in words: Slurm did not answer, or settles. None if it acted."""
+        if self._slurm_error is None and self._settles_since is not None:
+            seconds = math.ceil(self._settling_seconds())
+            return f"slurmctld has restarted, or answers again after an outage; jobs are started again in {seconds} s"
         return self._slurm_error
 
     @property
@@ -292,17 +309,34 @@ class Controller:
             self._store.clock_set_back(now)
         self._last_poll_at = now
 
-    def _note_recovery(self, now: float) -> None:
-        """Note that Slurm answers again: after a restart, slurmctld's lists may be some seconds old."""
-        if self._slurm_error is not None:
-            log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
-            self._slurm_error = None
-            self._slurm_back_at = now
+    def _note_recovery(self) -> None:
+        """Note that Slurm answers again: slurmctld's lists may be some seconds old."""
+        log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
+        self._settle(self._clock())
 
-    def _settling_seconds(self, now: float) -> float:
-        """Seconds until polls may act again after an outage; 0 if this poll may."""
+    def _note_restart(self) -> None:
+        """Note that slurmctld has restarted, with or without an outage that a command of the daemon has met."""
+        now, seconds = self._clock(), self.config.slurm.settle_seconds
+        log.warning("slurmctld_restarted", acting_in_seconds=seconds)
+        self._store.event("slurmctld_restarted", f"no job is started for {seconds:g} s", at=now)
+        self._settle(now)
+
+    def _note_restart_before(self, last_poll: float) -> None:
+        """Settle after a restart while no daemon ran, where the restart was only just now."""
+        boot_time, now = self._restart_watch.boot_time, self._clock()
+        if boot_time is not None and 0 < last_poll < boot_time and now - boot_time < self.config.slurm.settle_seconds:
+            self._note_restart()
+
+    def _settle(self, since: float) -> None:
+        """Only observe for the settling time, and decide a round then: no later poll reports what this one saw."""
+        self._slurm_error = None
+        self._settles_since = since
+        self._round_wanted = True
+
+    def _settling_seconds(self) -> float:
+        """Seconds until polls may act again after an outage or a restart; 0 if this poll may."""
         settle = self.config.slurm.settle_seconds
-        since = None if self._slurm_back_at is None else now - self._slurm_back_at
+        since = None if self._settles_since is None else self._clock() - self._settles_since
         if since is None or since < 0 or since >= settle:
             return 0.0
         return settle - since
@@ -465,6 +499,9 @@ class Controller:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""
         try:
             return self._actuator.perform(actions, state, self._round_facts())
+        except SlurmRestartedError:
+            self._note_restart()
+            return 0
         except SlurmError as error:
             self._note_outage(error, state.snapshot.now)
             return 0

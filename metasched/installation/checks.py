@@ -14,6 +14,7 @@ from metasched.installation.job_submit_lua import OtherSharedError, check_shared
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 from metasched.slurm.json_releases import OLDEST
+from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 GIB = 1 << 30
 NETWORK = frozenset(
@@ -241,6 +242,11 @@ def _nodes(slurm: Slurm) -> Iterator[Finding]:
     if mixed:
         text = f"{_some(mixed)}: more than one type of GPU on a node, so nothing is placed there"
         yield Finding("warning", "nodes", text, "leave them to other jobs, or split the types over nodes")
+    drained = [node.name for node in slurm.nodes if not node.accepts and drained_by_reused_id(node.reason)]
+    if drained:
+        text = f"{_some(drained)}: drained by Slurm (Duplicate jobid): slurmctld crashed and gave a job's id away again"
+        fix = f"`squeue -w {drained[0]}` and its processes show no job that Slurm has lost: {resume_command(drained)}"
+        yield Finding("warning", "nodes", text, fix)
     kinds: dict[str, int] = {}
     for node in slurm.nodes:
         for kind, count in node.gpus.items():

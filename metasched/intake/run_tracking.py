@@ -16,6 +16,13 @@ import structlog
 from metasched.core.model import Status
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.intake.job_intake import RecordedJob
+from metasched.intake.launch_failures import (
+    began_unseen,
+    failed_launch,
+    failed_launches,
+    failed_to_launch,
+    seconds_to_next_launch,
+)
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory, observed_placement
@@ -31,6 +38,13 @@ MISSING_SECONDS = 30.0
 """Time after which a job that Slurm does not list counts as gone."""
 NEVER_STARTABLE = "BadConstraints"
 """Slurm's pending reason of a released job that it holds, since it could never start the job."""
+LAUNCH_FAILED = "launch_failed"
+"""Kind of the event of a run whose batch script Slurm could not start."""
+TRAINED = "; its trainer had saved the final checkpoint, so it counts as completed"
+FIRST_OF_SIGNALS = 128
+"""Exit codes from here on tell that a signal ended the job's script."""
+YOUNG_SECONDS = 30.0
+"""Age up to which Slurm's late SIGTERM for an old run meets the present one."""
 KILLED_BY_OLD_RUN = "killed_by_old_run"
 """Kind of the event of a run that the srun of an earlier run has killed."""
 
@@ -44,6 +58,19 @@ class TrackedJob:
     record: JobRecord
     slurm: SlurmJob
     status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often runs are repeated that Slurm did not start.
+
+    Attributes:
+        seconds: time until the next release of a job that Slurm could never start.
+        launch_tries: runs in a row that may end before their trainer has started.
+    """
+
+    seconds: float
+    launch_tries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +114,15 @@ class RunTracking:
         self._reports = reports
         self._forget = forget
         self._missing_since: dict[str, float] = {}  # by uid
+        self._restarts: Mapping[str, int] = {}  # Slurm's restart counts in the last poll, by uid
 
-    def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retry_seconds: float) -> TrackedRuns:
+    def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
         """Bring the runs of all jobs up to what Slurm lists, and finish the jobs that have ended. Repeatable.
 
         Args:
             observation: of this poll.
             jobs: metasched's jobs after intake, by uid.
-            retry_seconds: time until the next release of a job that Slurm could never start.
+            retries: of the configuration in force.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
@@ -104,18 +132,19 @@ class RunTracking:
         ended = 0
         for uid, job in jobs.items():
             if job.slurm.state not in ENDED:
-                live[uid] = self._track(job, observation.inventory, now, retry_seconds)
-            elif self._rescued(job.record, job.slurm, now):
+                live[uid] = self._track(job, observation.inventory, now, retries)
+            elif self._rescued(job.record, job.slurm, now, retries):
                 live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
             else:
                 ended += self._finish(job.record, job.slurm, now)
+        self._restarts = {uid: job.slurm.restarts for uid, job in jobs.items()}
         return TrackedRuns(live, ended + self._finish_vanished(observation.missing, now))
 
-    def _track(self, job: RecordedJob, inventory: NodeInventory, now: float, retry_seconds: float) -> TrackedJob:
+    def _track(self, job: RecordedJob, inventory: NodeInventory, now: float, retries: Retries) -> TrackedJob:
         record, status = job.record, status_of(job.slurm)
         if record.current is not None and record.current.started is not None:
             record = self._reports.read(record, now)
-        if self._follow(record, job.slurm, status, inventory, now, retry_seconds):
+        if self._follow(record, job.slurm, status, inventory, now, retries):
             record = self._store.require_job(record.uid)
         return TrackedJob(record, job.slurm, status)
 
@@ -126,7 +155,7 @@ class RunTracking:
         status: Status,
         inventory: NodeInventory,
         now: float,
-        retry_seconds: float,
+        retries: Retries,
     ) -> bool:
         """Open, close, suspend or resume the record's run as Slurm lists the job; return whether anything changed.
 
@@ -135,7 +164,7 @@ class RunTracking:
         """
         run = record.current
         if status in (Status.HELD, Status.QUEUED):
-            return run is not None and self._follow_waiting(record, run, slurm, status, now, retry_seconds)
+            return run is not None and self._follow_waiting(record, run, slurm, status, now, retries)
         placement = observed_placement(slurm, inventory.gpu_type)
         if status is Status.STOPPING or slurm.started is None or placement is None:
             return False
@@ -153,7 +182,7 @@ class RunTracking:
             return self._clear_not_before(record) or news
         return self._follow_suspension(run, status, now)
 
-    def _rescued(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
+    def _rescued(self, record: JobRecord, slurm: SlurmJob, now: float, retries: Retries) -> bool:
         """Requeue a job whose run ended as failed, where the job itself is not to blame.
 
         Returns:
@@ -164,10 +193,14 @@ class RunTracking:
         """
         if slurm.state not in (JobState.FAILED, JobState.TIMEOUT) or record.end_reason is not None:
             return False  # a job that was ended for good is never requeued
+        if self._had_finished(record, slurm):
+            return False
         if record.current is not None and record.current.stop_requested is not None:
             kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
         elif self._may_be_killed_by_old_run(record, slurm):
             kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        elif self._may_launch_again(record, slurm, retries):
+            kind, cause = LAUNCH_FAILED, "before its batch script had started"
         else:
             return False
         if self._writes.is_put_off(slurm.slurm_job_id, "requeue_hold"):
@@ -177,20 +210,43 @@ class RunTracking:
         ):
             return False
         self._store.event(kind, f"ended as {slurm.slurm_state} {cause}; put back", uid=record.uid, at=now)
+        self._record_unseen_start(record, slurm.started if slurm.started is not None else now)
         return True
+
+    def _may_launch_again(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> bool:
+        """Whether the job's run failed to launch, and may be repeated."""
+        if record.current is None or not failed_to_launch(record.current, slurm):
+            return False
+        return failed_launches(self._store.runs(record.uid)) + 1 < retries.launch_tries
+
+    def _record_unseen_start(self, record: JobRecord, at: float) -> None:
+        """Record that the open run has started, where it started and ended between two polls."""
+        run = record.current
+        if run is not None and run.started is None and run.released is not None:
+            self._store.run_started(record.uid, run.run, at, run.released)
+
+    def _had_finished(self, record: JobRecord, slurm: SlurmJob) -> bool:
+        """Whether a job that Slurm lists as failed had finished its training, and its script did not fail after that.
+
+        A controller that has crashed may have lost the job's end. An exit code below 128 is the script's own.
+        """
+        by_slurm = slurm.state is JobState.FAILED and not (slurm.exit_code and slurm.exit_code < FIRST_OF_SIGNALS)
+        return by_slurm and self._store.has_final_checkpoint(record.uid)
 
     def _finish(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
         """Finish a job that has ended; return False where the next poll has to read more of its last reports."""
         at = slurm.ended if slurm.ended is not None else now
         run = record.current
         if run is not None:
-            if run.started is None and run.released is not None and slurm.started is not None and _has_run(slurm, at):
-                # It started and ended between two polls.
-                self._store.run_started(record.uid, run.run, slurm.started, run.released)
+            if slurm.started is not None and _has_run(slurm, at):
+                self._record_unseen_start(record, slurm.started)
             if not self._reports.read_to_end(record, now):
                 return False
-        self._store.finish_job(record.uid, at, slurm.state.value, slurm.exit_code)
-        self._store.event("finished", f"ended as {slurm.slurm_state}", uid=record.uid, at=now)
+        finished = self._had_finished(record, slurm)
+        state = JobState.COMPLETED if finished else slurm.state
+        self._store.finish_job(record.uid, at, state.value, 0 if finished else slurm.exit_code)
+        words = f"ended as {slurm.slurm_state}{TRAINED if finished else ''}"
+        self._store.event("finished", words, uid=record.uid, at=now)
         self._clear_mailbox(record)
         self._forget(record.uid)
         return True
@@ -206,24 +262,31 @@ class RunTracking:
         lost = [record for record in missing if now - self._missing_since[record.uid] >= MISSING_SECONDS]
         gone = [record for record in lost if self._reports.read_to_end(record, now)]
         for record in gone:
-            self._store.finish_job(record.uid, now, "GONE", None)
-            self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
+            finished = self._store.has_final_checkpoint(record.uid)
+            self._store.finish_job(record.uid, now, JobState.COMPLETED.value if finished else "GONE", None)
+            words = f"Slurm no longer knows it{TRAINED if finished else ''}"
+            self._store.event("gone", words, uid=record.uid, at=now)
             self._clear_mailbox(record)
             self._forget(record.uid)
         return len(gone)
 
     def _follow_waiting(  # noqa: PLR0917  as above
-        self, record: JobRecord, run: RunRecord, slurm: SlurmJob, status: Status, now: float, retry_seconds: float
+        self, record: JobRecord, run: RunRecord, slurm: SlurmJob, status: Status, now: float, retries: Retries
     ) -> bool:
-        if run.started is not None:
+        began = run.started is not None
+        if not began and status is Status.HELD and began_unseen(run, slurm, self._restarts.get(record.uid)):
+            self._record_unseen_start(record, now)
+            began = True
+        if began:
             self._close_run(record, run, now)
+            self._put_off_next_launch(record.uid, now, retries.launch_tries)
             return True
         if status is Status.QUEUED:
             return self._clear_not_before(record)
         # Held again before a poll saw it start; its run may have begun and ended between two polls.
         self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
         if slurm.reason == NEVER_STARTABLE:
-            self._store.update_job(record.uid, not_before=now + retry_seconds)
+            self._store.update_job(record.uid, not_before=now + retries.seconds)
             why = Reason.of(Code.SLURM_REASON, reason=slurm.reason)
             self._store.event(NOT_STARTED, to_text(why), uid=record.uid, at=now)
         return True
@@ -263,13 +326,26 @@ class RunTracking:
             cause = EndCause.PREEMPTED
         self._store.run_ended(record.uid, run.run, at, cause)
 
+    def _put_off_next_launch(self, uid: str, now: float, tries: int) -> None:
+        """Put off the next run of a job whose latest run failed to launch, longer after each failure in a row."""
+        runs = self._store.runs(uid)
+        if not failed_launch(runs[-1]):
+            return
+        failures = failed_launches(runs)
+        self._store.update_job(uid, not_before=now + seconds_to_next_launch(failures, tries))
+        self._store.event(NOT_STARTED, to_text(Reason.of(Code.NOT_LAUNCHED, runs=failures)), uid=uid, at=now)
+
     def _may_be_killed_by_old_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
         """Whether the srun of an earlier run, lost with its host, may have killed the present run.
 
-        When such a host comes back, its srun ends its step by a number that the present run's step has as well. Each
-        lost run explains one kill; a run that was lost to such a kill explains none.
+        When such a host comes back, its srun ends its step by a number that the present run's step has as well, and
+        Slurm ends what it takes for the old run by the job's id (SIGTERM) when a run is seconds old. Each lost run
+        explains one kill; a run that was lost to such a kill explains none.
         """
-        if slurm.exit_code != 128 + signal.SIGKILL:
+        began, ended = slurm.started, slurm.ended
+        is_young = began is not None and ended is not None and ended - began < YOUNG_SECONDS
+        by_old_run = slurm.exit_code == 128 + signal.SIGKILL or (slurm.exit_code == 128 + signal.SIGTERM and is_young)
+        if not by_old_run:
             return False
         lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
         rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))

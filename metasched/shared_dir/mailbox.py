@@ -138,6 +138,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         finish: the request to write a final checkpoint and exit with 0; None while there is none.
         trials: the profiling runs before the run; None for none.
         batch: the batch plan; None where the batch size is fixed.
+        launch_retries: how many further runs the wrapper may ask for in which srun can start the trainer.
     """
 
     format: Literal[1] = 1
@@ -155,6 +156,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     finish: RunRequest | None = None
     trials: ProfilingRuns | None = None
     batch: LeasedBatch | None = None
+    launch_retries: int = 0
 
 
 _DECODER = msgspec.json.Decoder(Lease)

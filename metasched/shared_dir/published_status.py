@@ -27,13 +27,17 @@ class StatusError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: GPUs that metasched's jobs may use, and those that they hold now."""
+    """One node: GPUs that metasched's jobs may use, and those that they hold now.
+
+    ``reason`` is why Slurm or an administrator took it out of service, "" for no reason.
+    """
 
     name: str
     gpu_type: str | None
     gpus: int
     gpus_used: int
     accepts: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

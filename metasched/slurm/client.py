@@ -146,6 +146,7 @@ class SlurmNode:
         features, partitions: names.
         shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
         reserved: whether the node is in a reservation or in maintenance now; Slurm reports it some seconds late.
+        reason: why Slurm or an administrator took the node out of service; "" for no reason. Free text.
     """
 
     name: str
@@ -157,6 +158,7 @@ class SlurmNode:
     partitions: frozenset[str]
     shards_per_gpu: int = 0
     reserved: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,13 @@ class SlurmClient(Protocol):
 
     def settings(self) -> SlurmSettings:
         """Read Slurm's settings from the controller."""
+
+    def boot_time(self) -> float | None:
+        """Read when the present slurmctld began, in unix seconds of its clock; None where it does not tell.
+
+        Slurm's commands wait for a controller that is away for some seconds and then answer as usual, so that only
+        another boot time shows the restart.
+        """
 
     def jobs(self) -> Sequence[SlurmJob]:
         """Read all jobs that Slurm knows in one bulk read, finished ones of the last minutes (MinJobAge) included.

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 # the same jobs: a requeue rewrites the submit time, a start and an end the state.
 _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
+_BOOT_TIME = re.compile(r"^BOOT_TIME\s*=\s*([0-9]+)\s*$", re.MULTILINE)
 _FULL_READ_SECONDS = 60.0
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
@@ -114,6 +115,11 @@ class CommandLineClient:
             )
         except KeyError as error:
             raise MalformedOutputError("scontrol show config", "", repr(error)) from error
+
+    def boot_time(self) -> float | None:
+        """Read BOOT_TIME of `scontrol show config`, in 8 ms."""
+        found = _BOOT_TIME.search(self._run(["scontrol", "show", "config"]))
+        return None if found is None else float(found[1])
 
     def jobs(self) -> Sequence[SlurmJob]:
         """See SlurmClient.

@@ -17,6 +17,13 @@ class SlurmTimeoutError(SlurmUnavailableError):
     """A command did not end within its time; whether it took effect is not known."""
 
 
+class SlurmRestartedError(SlurmUnavailableError):
+    """The controller has restarted; what it tells of its jobs and nodes is incomplete for some seconds."""
+
+    def __init__(self) -> None:
+        super().__init__("slurmctld has restarted")
+
+
 class SlurmTooOldError(SlurmError):
     """Slurm is of a release that metasched does not work with; the message names both releases."""
 

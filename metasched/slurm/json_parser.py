@@ -360,5 +360,6 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             partitions=frozenset(fields.get("partitions", json_releases.words)),
             shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
             reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
+            reason=fields.text("reason"),
         )
     ]

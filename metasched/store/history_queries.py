@@ -77,6 +77,11 @@ class HistoryQueries(Connection):
         """All runs of a job, in the order of their numbers."""
         return [run_of(row) for row in self._rows(_RUNS, [uid])]
 
+    def has_final_checkpoint(self, uid: str) -> bool:
+        """Whether the job's latest checkpoint, as its trainers reported, is the one at the end of the training."""
+        row = self._row("SELECT cause FROM checkpoints WHERE uid = ? ORDER BY id DESC LIMIT 1", [uid])
+        return row is not None and row[0] == "final"
+
     def recent_events(self, limit: int = 100, uid: str | None = None) -> list[EventRecord]:
         """The latest events, of all jobs and the cluster or of one job."""
         condition, parameters = _latest(uid, limit)

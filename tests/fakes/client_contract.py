@@ -77,6 +77,12 @@ class ClientContract:
         """The client returns None, without an error."""
         assert world.client.associations() is None
 
+    def test_the_boot_time_is_that_of_the_present_controller(self, world):
+        """It is an instant in unix seconds, the same at each read."""
+        boot_time = world.client.boot_time()
+        assert boot_time == world.client.boot_time()
+        assert boot_time > 1_700_000_000
+
     def test_forms_of_gpu_requests_are_told_apart(self, world):
         """GPUs per node, in total and per task are separate fields; a job without GPUs has none of them."""
         told = {}

@@ -41,6 +41,7 @@ class FakeNodes:
         by_name: the nodes by name.
         down: names of the nodes that are lost.
         drained: names of the nodes that get no new jobs.
+        reasons: why nodes were drained, by name.
         reservations: reservations by name.
         forgotten: GPUs, as (node, index), of which one of two jobs has ended: Slurm before 23.02 forgets then that the
             other job still holds the rest.
@@ -50,6 +51,7 @@ class FakeNodes:
         self.by_name = {node.name: node for node in nodes}
         self.down: set[str] = set()
         self.drained: set[str] = set()
+        self.reasons: dict[str, str] = {}
         self.reservations: dict[str, Reservation] = {}
         self.forgotten: set[tuple[str, int]] = set()
         self._jobs = jobs
@@ -104,6 +106,7 @@ class FakeNodes:
             features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
             partitions=node.partitions,
             shards_per_gpu=node.shards,
+            reason=self.reasons.get(node.name, ""),
             reserved=any(node.name in one.nodes and one.start <= now < one.end for one in self.reservations.values()),
         )
 

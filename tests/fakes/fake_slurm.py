@@ -33,6 +33,8 @@ from tests.fakes.fake_nodes import MIB, FakeNode, FakeNodes
 from tests.fakes.fake_sbatch import parse_options, pending_job
 
 BEGIN_DELAY = 121.0
+GRES_SECONDS = 5.0
+"""Time after a restart of the controller in which it starts jobs with GPUs in which no step can be created."""
 _TERM, _KILL = "SIGTERM", "SIGKILL"
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 _ACTIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
@@ -66,6 +68,10 @@ class Trainer:
 
     def started(self, slurm: FakeSlurm, job: SlurmJob) -> None:
         """Called at the start of each run."""
+
+    def not_launched(self, slurm: FakeSlurm, job: SlurmJob) -> None:
+        """Called instead of ``started`` where srun cannot create a step (Invalid generic resource specification)."""
+        slurm.exit(job.slurm_job_id, 1, after=0.5)
 
     def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
         """Called when the run gets a signal other than SIGKILL."""
@@ -140,6 +146,8 @@ class FakeSlurm:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._reachable = True
+        self._boot_time = now - 86_400.0
+        self._back_at = now
 
     # SlurmClient
 
@@ -147,6 +155,11 @@ class FakeSlurm:
         """See SlurmClient."""
         self._call("settings")
         return self._settings
+
+    def boot_time(self) -> float | None:
+        """See SlurmClient; whole seconds, as Slurm tells it."""
+        self._call("boot_time")
+        return float(int(self._boot_time))
 
     def jobs(self) -> Sequence[SlurmJob]:
         """See SlurmClient."""
@@ -370,9 +383,10 @@ class FakeSlurm:
             if job.shown.state in _ACTIVE and name in job.shown.allocated:
                 self._back_to_pending(job, Hold.NONE, "PENDING")
 
-    def node_drain(self, name: str) -> None:
+    def node_drain(self, name: str, reason: str = "") -> None:
         """Drain a node: it gets no new jobs."""
         self._nodes.drained.add(self._nodes.by_name[name].name)
+        self._nodes.reasons[name] = reason
 
     def node_up(self, name: str) -> None:
         """Return a node to service."""
@@ -398,11 +412,25 @@ class FakeSlurm:
             if self.now - job.shown.submitted < lost_seconds and not job.shown.restarts:
                 del self._jobs[slurm_job_id]
         self._next_id = max((job.shown.job_id for job in self._jobs.values()), default=0) + 1
+        self._boot_time = self._back_at = self.now
+
+    def restart(self, down_seconds: float = 0.0) -> None:
+        """Restart the controller: nothing is lost, and commands wait for the controller, as Slurm's own do.
+
+        Until the nodes have registered, it starts jobs with GPUs in which no step can be created.
+        """
+        self._boot_time = self._back_at = self.now + down_seconds
 
     # Inside
 
+    def _await_controller(self) -> None:
+        """Let the time of a command pass that tries to reach the controller once a second."""
+        while self.now < self._back_at:
+            self.tick(1.0)
+
     def _call(self, method: str, slurm_job_id: str = "") -> None:
         self.calls.append((method, slurm_job_id))
+        self._await_controller()
         if not self._reachable:
             raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
 
@@ -466,6 +494,8 @@ class FakeSlurm:
                 self._show(job, dependency="")
 
     def _start_what_can(self) -> None:
+        if self.now < self._back_at:
+            return
         self._follow_dependencies()
         for job in sorted(self._jobs.values(), key=lambda job: job.shown.job_id):
             if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
@@ -498,6 +528,9 @@ class FakeSlurm:
             allocated_cpus=dict.fromkeys(nodes, cpus),
             allocated_memory=dict.fromkeys(nodes, memory),
         )
+        if gpus and self.now < self._boot_time + GRES_SECONDS:
+            job.trainer.not_launched(self, job.shown)
+            return
         self._compute(job)
         if job.shown.time_limit is not None:
             run = job.run

@@ -92,6 +92,11 @@ class ShimTrainer(Trainer):
             init_seconds=0.1,
         )
 
+    def not_launched(self, slurm, job):
+        uid = (self.shared / "mailbox" / "address" / job.slurm_job_id).read_text().strip()
+        lease = json.loads((self.shared / "mailbox" / uid / "lease.json").read_text())
+        slurm.exit(job.slurm_job_id, 85 if lease["launch_retries"] else 1, after=0.5)  # as metasched-run does
+
     def signalled(self, slurm, job, signal):
         super().signalled(slurm, job, signal)
         if self.uid and self.stop_seconds is not None and signal in (self.stop_signal, "SIGTERM"):

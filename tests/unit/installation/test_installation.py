@@ -159,6 +159,13 @@ def test_a_sound_installation_has_no_faults():
             *("error", "[paths] shared", "every user may replace", f"chmod go-w {SHARED}"),
         ),
         (with_slurm(nodes=(node(gpus={"v100": 2, "k80": 2}),)), "warning", "nodes", "n1", "split the types"),
+        (
+            with_slurm(nodes=(node(), dataclasses.replace(node("n2"), accepts=False, reason="Duplicate jobid"))),
+            "warning",
+            "nodes",
+            "n2: drained by Slurm (Duplicate jobid)",
+            "scontrol update nodename=n2 state=resume",
+        ),
         (with_slurm(nodes=(node(gpus={}),)), "warning", "nodes", "no node has GPUs", "GresTypes=gpu"),
         (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
         (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),

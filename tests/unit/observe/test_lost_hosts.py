@@ -1,8 +1,12 @@
 """Runs that are killed when the lost host of an earlier run comes back."""
 
+from contextlib import closing
+
 import pytest
 
+from metasched.daemon.actuator import LOST_NODE_SECONDS
 from metasched.slurm.client import JobState
+from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
@@ -26,14 +30,43 @@ def lose_host(site, slurm_job_id):
     site.run(5)
 
 
-@pytest.mark.parametrize(("exit_code", "runs_on"), [(137, True), (1, False)])
-def test_a_run_killed_after_a_lost_host_is_requeued(site, exit_code, runs_on):
-    """The earlier run's srun ends the present step by its number; any other failure is the job's own."""
+@pytest.mark.parametrize(
+    ("exit_code", "age", "runs_on"), [(137, 60, True), (143, 2, True), (143, 60, False), (1, 2, False)]
+)
+def test_a_run_killed_after_a_lost_host_is_requeued(site, exit_code, age, runs_on):
+    """The earlier run's srun, or Slurm itself soon, ends the present run; any other failure is the job's own."""
     slurm_job_id = site.add("--gres=gpu:1")
     lose_host(site, slurm_job_id)
+    site.run(age)
     site.slurm.exit(slurm_job_id, exit_code)
     site.run(60)
     assert site.state(slurm_job_id) is (JobState.RUNNING if runs_on else JobState.FAILED)
+
+
+def test_a_restart_on_a_host_that_is_back_at_once_waits(tmp_path):
+    """Slurm may still end the old run there by the job's id; another host needs no wait."""
+    with closing(FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))) as site:
+        slurm_job_id = site.add("--gres=gpu:1")
+        site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+        site.run(5)
+        site.slurm.node_down("n1")
+        site.slurm.node_up("n1")
+        lost = site.slurm.now
+        site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+        assert LOST_NODE_SECONDS <= site.slurm.now - lost < LOST_NODE_SECONDS + 3
+
+
+def test_a_restart_on_another_host_than_the_lost_one_does_not_wait(site):
+    """The old run is not there."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    site.run(5)
+    (host,) = site.slurm.job(slurm_job_id).allocated
+    site.slurm.node_down(host)
+    lost = site.slurm.now
+    site.run(3)
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    assert site.slurm.now - lost < LOST_NODE_SECONDS
 
 
 def test_one_lost_host_explains_one_kill(site):

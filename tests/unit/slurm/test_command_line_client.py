@@ -143,6 +143,14 @@ def test_a_write_makes_the_next_read_a_full_read(stand, client, write):
     assert stand.json_reads() == 2
 
 
+@pytest.mark.parametrize(("said", "boot_time"), [("BOOT_TIME               = 1795451539\n", 1795451539.0), ("", None)])
+def test_the_boot_time_is_read_from_the_configuration(stand, client, said, boot_time):
+    """A release that does not tell it is no error."""
+    (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
+    stand.says("scontrol", f"Configuration data as of 1795451540\n{said}ClusterName             = test\n")
+    assert client.boot_time() == boot_time
+
+
 def test_a_failed_read_is_repeated(stand, client):
     """Nothing of a failed read is cached."""
     stand.complains("squeue.json", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -218,6 +226,8 @@ def test_output_format_variables_do_not_reach_the_commands(stand, client):
         ("error: Socket timed out on send/recv operation", SlurmUnavailableError),
         ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmUnavailableError),
         ("scontrol: fatal: Unable to process configuration file", SlurmUnavailableError),
+        ("slurm_load_jobs error: Transport endpoint is not connected", SlurmUnavailableError),
+        ("slurm_load_jobs error: Connection reset by peer", SlurmUnavailableError),
     ],
 )
 def test_complaints_become_typed_errors_with_slurms_words(stand, client, complaint, kind):
@@ -387,7 +397,7 @@ def test_only_a_command_that_is_not_found_asks_for_slurm_on_path():
             run_command(argv, timeout=2)
 
 
-READS = {"settings", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
+READS = {"settings", "boot_time", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
 WRITES = {
     name: list(inspect.signature(method).parameters)[1:]
     for name, method in vars(SlurmClient).items()

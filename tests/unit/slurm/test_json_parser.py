@@ -68,7 +68,7 @@ RUNNING_24 = RUNNING_22 | {
     },
 }
 NODE_22 = {
-    "name": "n1", "state": "mixed", "state_flags": [], "gres": "gpu:v100:4",
+    "reason": "spare", "name": "n1", "state": "mixed", "state_flags": [], "gres": "gpu:v100:4",
     "gres_used": "gpu:v100:2(IDX:0-1)", "cpus": 16,
     "real_memory": 64000, "alloc_cpus": 3, "alloc_memory": 1500, "active_features": "v100,fast",
     "partitions": ["main", "long"],
@@ -298,6 +298,7 @@ def test_a_node_is_read_in_the_form_of_each_release(record):
     """Configured resources, names, and whether the node accepts jobs."""
     (node,) = parse_nodes(json.dumps({"nodes": [record]})).records
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n1", {"v100": 4}, 16, 64000 * MIB)
+    assert node.reason == "spare"
     assert (node.features, node.partitions, node.accepts) == ({"v100", "fast"}, {"main", "long"}, True)
 
 

@@ -348,6 +348,15 @@ def test_a_job_that_is_to_end_for_good_is_not_requeued(slurm, code, expected, st
     assert not slurm.calls("scontrol")
 
 
+@pytest.mark.parametrize(("retries", "expected", "requeues"), [(2, 85, 1), (0, 1, 0), (None, 1, 0)])
+def test_a_step_that_srun_cannot_create(slurm, retries, expected, requeues):
+    """The job is put back as often as the lease says; without its word it fails, as plain srun does."""
+    slurm.write_lease(**({} if retries is None else {"launch_retries": retries}))
+    failing = "sys.exit(int(os.environ['SLURM_EXIT_ERROR']))"
+    code, _ = slurm.run("train", FAKE_SRUN=failing, FAKE_SCONTROL="os.kill(os.getppid(), signal.SIGTERM)")
+    assert (code, len(slurm.calls("scontrol"))) == (expected, requeues)
+
+
 def test_requeue_by_exit_code(slurm):
     """Where scontrol can't be had but the exit code does as well, the job is not kept waiting for it."""
     slurm.write_lease()

@@ -1,0 +1,67 @@
+"""What a slurmctld that crashed has forgotten, or tells wrongly."""
+
+import pytest
+from rich.console import Console
+
+from metasched.cli.status_tables import overview
+from metasched.shared_dir.published_status import read as read_status
+from metasched.slurm.client import JobState
+from tests.fakes.fake_slurm import FakeSlurm
+from tests.unit.site import FakeSite
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path, FakeSlurm(), poll_seconds=3.0)
+    yield made
+    made.close()
+
+
+def trained(site, cause="final"):
+    """A job that runs, and whose trainer has just saved a checkpoint."""
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(3)
+    line = {"kind": "checkpoint", "step": 10, "seconds": 0.1, "bytes": 1, "cause": cause}
+    site.slurm.trainer(job).write(site.slurm, **line)
+    return job, site.record(job).uid
+
+
+def told(site, uid):
+    """The end state in the store, that in the status, and the words of the last event."""
+    shown = {job.uid: job.status for job in read_status(site.base / "shared").finished}
+    return site.store.job(uid).end_state, shown[uid], site.store.recent_events(1, uid)[0].text
+
+
+@pytest.mark.parametrize(("cause", "state"), [("final", "COMPLETED"), ("periodic", "GONE")])
+def test_a_trained_job_that_slurm_forgot_counts_as_completed(site, cause, state):
+    """Another job that vanishes is gone."""
+    job, uid = trained(site, cause)
+    del site.slurm._jobs[job]
+    site.run(45)
+    assert told(site, uid)[:2] == (state, state.lower())
+    assert ("final checkpoint" in told(site, uid)[2]) is (cause == "final")
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "state"), [("final", 143, "COMPLETED"), ("final", 1, "FAILED"), ("periodic", 143, "FAILED")]
+)
+def test_a_trained_job_that_slurm_says_has_failed_counts_as_completed(site, cause, code, state):
+    """Unless its script itself failed, after the training or during it."""
+    job, uid = trained(site, cause)
+    site.slurm.exit(job, code)
+    site.run(6)
+    assert told(site, uid)[:2] == (state, state.lower())
+    assert site.state(job) is JobState.FAILED
+
+
+def test_the_status_names_nodes_that_were_drained_for_a_reused_id(site):
+    """With the command that returns them to service; other drained nodes have their reason alone."""
+    site.slurm.node_drain("n1", "Duplicate jobid [root@2026-11-23T16:56:23]")
+    site.slurm.node_drain("n2", "broken fan")
+    site.run(4)
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(overview(read_status(site.base / "shared"), site.slurm.now, 10))
+    assert "scontrol update nodename=n1 state=resume" in text.get()
+    assert "takes no new jobs: broken fan" in text.get()
