@@ -67,6 +67,8 @@ def headline(status: Status, now: float) -> Text:
     line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
     if status.slurm != "ok":
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    if status.store != "ok":
+        line.append(f"\nDatabase: {clean(status.store)}", style="bold red")
     if status.degraded:
         count = counted(status.degraded_rounds, "such round")
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")

@@ -41,7 +41,7 @@ def test_a_store_uses_wal_and_foreign_keys(path):
     """A writer waits for a busy database."""
     with Store.open(path) as store:
         pragmas = [store._rows(f"PRAGMA {name}")[0][0] for name in ("journal_mode", "foreign_keys", "busy_timeout")]
-    assert pragmas == ["wal", 1, 10_000]
+    assert pragmas == ["wal", 1, 5_000]
 
 
 def test_newer_database_is_refused_unchanged(path):
