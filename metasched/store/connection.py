@@ -113,7 +113,8 @@ class Connection:
                 # before the first write: another application's file is left unchanged
                 pending = schema.needs_migration(db, path, read_only=read_only)
                 if not read_only:
-                    # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one
+                    # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one.
+                    # Transactions that others see the effects of are durable.
                     db.execute("PRAGMA synchronous = NORMAL")
                     db.execute("PRAGMA journal_mode = WAL")
                     db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
@@ -168,15 +169,19 @@ class Connection:
         return int(self._rows("PRAGMA user_version")[0][0])
 
     def begin_term(self, term: int) -> None:
-        """Store the number of a daemon's start, before its first write."""
-        with self.transaction():
+        """Store the number of a daemon's start on the disk, before its first write."""
+        with self.transaction(durable=True):
             self._db.execute(f"PRAGMA user_version = {int(term)}")
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """Commit all writes of the block together, or none; a nested transaction that fails is undone alone.
 
         A writer locks the database at the beginning. So a block that has begun never fails by another process's lock.
+
+        Args:
+            durable: whether this and all earlier transactions are on the disk at the end of the block. Otherwise a loss
+                of power may undo the last transactions. A nested transaction is as durable as the outer one.
 
         Raises:
             BusyStoreError: another process keeps the file locked; the block was not entered.
@@ -188,13 +193,18 @@ class Connection:
                 with self._db.atomic():
                     yield
                 return
-            connection.execute("BEGIN" if self._read_only else "BEGIN IMMEDIATE")
+            if durable:
+                connection.execute("PRAGMA synchronous = FULL")
             try:
+                connection.execute("BEGIN" if self._read_only else "BEGIN IMMEDIATE")
                 yield
                 connection.execute("COMMIT")
             except BaseException:
                 connection.rollback()  # does nothing where the error has ended the transaction
                 raise
+            finally:
+                if durable:
+                    connection.execute("PRAGMA synchronous = NORMAL")
 
     def require_writable(self) -> None:
         """Check that no other process keeps the database locked; writes nothing.
