@@ -266,8 +266,10 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     try:
         with closing(connection.execute("SELECT 1 FROM sqlite_master")) as rows:
             rows.fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         connection.close()
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # a process that may be writing
+            raise
         wal = path.with_name(f"{path.name}-wal")
         if wal.exists() and wal.stat().st_size:  # an empty one holds no data
             raise
