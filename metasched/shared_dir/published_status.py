@@ -223,12 +223,12 @@ def publish(shared: Path, status: Status) -> None:
 
 
 def note_store_problem(shared: Path, problem: str) -> None:
-    """Publish the last status again, with what keeps the daemon from its database.
+    """Publish the last status again, without a next round, and with what keeps the daemon from its database.
 
     Raises:
         StatusError: there is no published status, or the shared directory cannot be written.
     """
-    publish(shared, replace(read(shared), published=time.time(), store=problem))
+    publish(shared, replace(read(shared), published=time.time(), next_round=None, store=problem))
 
 
 def read(shared: Path) -> Status:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
+from metasched.cli.job_explanation import explanation
 from metasched.daemon.controller import Controller
 from metasched.daemon.failover import take_over
 from metasched.daemon.process import Daemon
@@ -75,6 +76,7 @@ def test_a_lock_of_another_process_stops_scheduling_and_ends_neither_daemon_nor_
         polls(daemon, site, 3)
         status = read_status(site.base / "shared")
         assert f"process {pid} (python" in status.store
+        assert "cannot write its database" in " ".join(explanation(status.jobs[0], status, status.published))
         assert [job.slurm_job_id for job in status.jobs if job.status == "running"] == [first]
         assert [entry["event"] for entry in logs] == ["store_locked"]
     with capture_logs() as logs:
@@ -91,13 +93,13 @@ def test_a_lock_at_any_write_of_a_poll_repeats_no_run(tmp_path, monkeypatch):
     count = 0
     begin = Store.transaction
 
-    def transaction(self):
+    def transaction(self, **options):
         nonlocal count
         if not self._db.conn.in_transaction:
             count += 1
             if count == failing:
                 raise BusyStoreError(self.path, "database is locked")
-        return begin(self)
+        return begin(self, **options)
 
     for failing in range(2, 20, 3):
         (tmp_path / str(failing)).mkdir()
