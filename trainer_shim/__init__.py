@@ -72,6 +72,7 @@ def init(
     *,
     checkpoint_every: float = 600.0,
     collective_timeout: float | None = 600.0,
+    trust_checkpoints: bool = False,
 ) -> Context:
     """Join the process group, and return the context of this trainer.
 
@@ -80,6 +81,8 @@ def init(
         checkpoint_every: seconds between periodic checkpoints.
         collective_timeout: seconds for which a rank waits for the other ranks before it ends, so that a hung rank does
             not hold the job's GPUs for ever; None for no limit.
+        trust_checkpoints: whether to load states of any class from the checkpoints, whoever else could have written to
+            the directory. Otherwise such states are loaded only where nobody but this user and root could.
 
     Raises:
         VariableError: environment variables that describe the world of ranks are missing or invalid.
@@ -91,10 +94,12 @@ def init(
     """
     from trainer_shim.session.context_startup import start_context  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start_context(checkpoint_dir, checkpoint_every, collective_timeout)
+    return start_context(checkpoint_dir, checkpoint_every, collective_timeout, trust_checkpoints=trust_checkpoints)
 
 
-def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 600.0) -> Companion:
+def attach(
+    checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 600.0, trust_checkpoints: bool = False
+) -> Companion:
     """Return the companion of a framework that owns the training loop; to be called at the top of the script.
 
     See docs/user/INTEGRATIONS.md.
@@ -102,12 +107,14 @@ def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 
     Args:
         checkpoint_dir: a directory of this job alone, on a file system that all its nodes share; made if missing.
         checkpoint_every: seconds between periodic checkpoints.
+        trust_checkpoints: whether the framework may load checkpoints, whoever else could have written to the directory.
 
     Raises:
         VariableError: environment variables that describe the world of ranks are missing or invalid.
-        CheckpointError: the directory cannot be written, or none of its checkpoints is complete.
+        CheckpointError: the directory cannot be written, or others may write to it, or none of its checkpoints is
+            complete.
         UsageError: called outside the main thread.
     """
     from trainer_shim.session.companion_startup import start_companion  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start_companion(checkpoint_dir, checkpoint_every)
+    return start_companion(checkpoint_dir, checkpoint_every, trust_checkpoints=trust_checkpoints)

@@ -48,6 +48,7 @@ class ElasticAccelerate:
         max_per_gpu: the most samples that fit on a GPU at once.
         seed: of the order of the samples, and of torch's generator in the steps.
         checkpoint_every: seconds between periodic checkpoints.
+        trust_checkpoints: whether to load checkpoints of any class, whoever else may write to the directory.
 
     Raises:
         BatchError: the global batch cannot be split evenly over this world.
@@ -62,8 +63,9 @@ class ElasticAccelerate:
         max_per_gpu: int | None = None,
         seed: int = 0,
         checkpoint_every: float = 600.0,
+        trust_checkpoints: bool = False,
     ) -> None:
-        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every, trust_checkpoints=trust_checkpoints)
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self._seed = seed
         self._order: GlobalOrder | None = None

@@ -28,6 +28,7 @@ except ImportError:
     from lightning_fabric.plugins import ClusterEnvironment, TorchCheckpointIO
 
 from trainer_shim import attach
+from trainer_shim.checkpointing.trusted_load import load_states
 from trainer_shim.errors import SupersededError, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ElasticLightning:
         max_per_gpu: the most samples that fit on a GPU at once.
         seed: of the order of the samples, and of torch's generator in the steps.
         checkpoint_every: seconds between periodic checkpoints.
+        trust_checkpoints: whether to load checkpoints of any class, whoever else may write to the directory.
 
     Raises:
         BatchError: the global batch cannot be split evenly over this world.
@@ -59,11 +61,13 @@ class ElasticLightning:
         max_per_gpu: int | None = None,
         seed: int = 0,
         checkpoint_every: float = 600.0,
+        trust_checkpoints: bool = False,
     ) -> None:
-        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every, trust_checkpoints=trust_checkpoints)
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed
+        self._trusted = trust_checkpoints
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
         """Return the loader of a map-style data set; further options (`num_workers`, ...) are DataLoader's."""
@@ -90,7 +94,7 @@ class ElasticLightning:
             "plugins": [
                 *_listed(own.pop("plugins", None)),
                 environment,
-                CheckpointFiles(self.companion, self.plan.accumulation),
+                CheckpointFiles(self.companion, self.plan.accumulation, trusted=self._trusted),
             ],
             "enable_checkpointing": False,  # Lightning's own ModelCheckpoint; a script may add one
         }
@@ -162,8 +166,9 @@ class CheckpointFiles(TorchCheckpointIO):
     has its counts of micro-batches converted.
     """
 
-    def __init__(self, companion: Companion, accumulation: int) -> None:
+    def __init__(self, companion: Companion, accumulation: int, *, trusted: bool = False) -> None:
         super().__init__()
+        self._trusted = trusted
         self._companion = companion
         self._accumulation = accumulation
 
@@ -183,8 +188,12 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:  # noqa: FBT001  Lightning's
         """Read the file; in the one to resume from, convert the counts of micro-batches to this world size."""
-        # weights_only would refuse what hyperparameters and callbacks may keep; the directory is the user's own.
-        checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=bool(weights_only))
+        # Hyperparameters and callbacks may keep objects of any class.
+        checkpoint: dict[str, Any]
+        if weights_only:
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        else:
+            checkpoint = load_states(Path(path), map_location, trusted=self._trusted)
         if Path(path) == self._companion.resume:
             then, now = self._companion.resumed_metadata["accumulation"], self._accumulation
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

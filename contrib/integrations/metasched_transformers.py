@@ -36,6 +36,7 @@ class ElasticCallback(TrainerCallback):
         max_per_gpu: the most samples that fit on a GPU at once.
         seed: of the order of the samples.
         checkpoint_every: seconds between periodic checkpoints.
+        trust_checkpoints: whether to load checkpoints of any class, whoever else may write to the directory.
 
     Raises:
         BatchError: the global batch cannot be split evenly over this world.
@@ -50,8 +51,9 @@ class ElasticCallback(TrainerCallback):
         max_per_gpu: int | None = None,
         seed: int = 0,
         checkpoint_every: float = 600.0,
+        trust_checkpoints: bool = False,
     ) -> None:
-        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every, trust_checkpoints=trust_checkpoints)
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed

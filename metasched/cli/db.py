@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -210,10 +211,17 @@ def prune(database: Database, *, before: float, as_json: bool) -> None:
 @command.command("export")
 @click.pass_obj
 def export(database: Database) -> None:
-    """Write every row as a line of JSON, {"table": ..., its columns ...}, to standard output; bytes in base64."""
-    with database.reading() as store, closing(store.every_row()) as rows:
-        for table, row in rows:
-            click.echo(json.dumps({"table": table, **row}, default=_base64))
+    """Write every row as a line of JSON, {"table": ..., its columns ...}, to standard output; bytes in base64.
+
+    The rows come from a temporary copy, so that a slow reader of the output does not make the daemon's files grow.
+    """
+    with tempfile.TemporaryDirectory(prefix="metasched-export-") as scratch:
+        copy = Path(scratch) / DATABASE
+        with database.reading() as store:
+            store.copy_to(copy)
+        with Store.open(copy, read_only=True) as store, closing(store.every_row()) as rows:
+            for table, row in rows:
+                click.echo(json.dumps({"table": table, **row}, default=_base64))
 
 
 def _base64(data: bytes) -> str:

@@ -35,6 +35,8 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         )
     elif status.slurm != "ok":
         lines.append(f"But the daemon cannot reach Slurm ({status.slurm}): nothing changes until it can.")
+    elif status.next_round is None and status.store != "ok":
+        lines.append(f"But the daemon cannot write its database ({status.store}): nothing changes until it can.")
     elif status.next_round is not None:
         lines.append(f"Policy {status.policy} decides again in {duration(max(status.next_round - now, 0))}.")
     return lines

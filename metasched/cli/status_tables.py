@@ -69,6 +69,8 @@ def headline(status: Status, now: float) -> Text:
     line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
     if status.slurm != "ok":
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    if status.store != "ok":
+        line.append(f"\nDatabase: {clean(status.store)}", style="bold red")
     drained = [clean(node.name) for node in status.nodes if not node.accepts and drained_by_reused_id(node.reason)]
     if drained:
         line.append(

@@ -30,6 +30,7 @@ from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.restart_watch import RestartWatch
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
+from metasched.daemon.store_watch import StoreLogWatch
 from metasched.daemon.systemd_notify import notify
 from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.driver_orders import DriverOrders
@@ -109,6 +110,7 @@ class Controller:
         self._actuator = Actuator(config, client, store, mailbox, settings, self._restart_watch)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
+        self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
         self._round = last.round if last is not None else 0
@@ -159,6 +161,8 @@ class Controller:
             Seconds until the next poll is due.
 
         Raises:
+            BusyStoreError: another process keeps the store locked; this controller must not be used again, because the
+                poll was cut short.
             StoreError, LockLostError: the daemon must end; nothing is written to Slurm after the error.
         """
         now = self._clock()
@@ -191,6 +195,7 @@ class Controller:
             self._begin_solving(replace(self._for_policies(state.snapshot), round=self._round))
         actions = self._plan(state)
         done = self._act(actions, state)
+        self._store_log.check()
         self._publisher.publish(self, state)
         self._prune_history(now)
         return self._seconds_to_next_poll(now, busy=bool(done) or state.changes_soon)
@@ -242,6 +247,11 @@ class Controller:
             seconds = math.ceil(self._settling_seconds())
             return f"slurmctld has restarted, or answers again after an outage; jobs are started again in {seconds} s"
         return self._slurm_error
+
+    @property
+    def store_problem(self) -> str:
+        """What other processes do to the store, in words; "" for nothing."""
+        return self._store_log.problem
 
     @property
     def degraded(self) -> Reason | None:
@@ -417,7 +427,7 @@ class Controller:
                 targets=result.targets,
                 reasons=result.reasons,
                 decide_seconds=time.perf_counter() - begun,
-                snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
+                snapshot=encode(snapshot) if self.config.history.snapshots_bytes and not self._store_log.full else b"",
                 snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
                 co_runners=sharing.partners,

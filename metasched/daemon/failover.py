@@ -20,6 +20,7 @@ from typing import Self
 import structlog
 
 from metasched.configuration.file_names import DATABASE
+from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
 from metasched.store import NotAStoreError, Store, StoreError
 from metasched.store.connection import exists, read_term
@@ -114,6 +115,7 @@ def _replace(local: Path, copy: Path) -> None:
         if local.exists():
             local.replace(local.with_name(f"{local.name}.superseded"))
         fetched.replace(local)
+        sync_directory(local.parent)
     except StoreError as error:
         raise UnusableCopyError(copy, error) from error
     except OSError as error:
@@ -145,6 +147,7 @@ def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lam
         _write_through(made, part)
         before_write()
         part.replace(shared / DATABASE)
+        sync_directory(shared)
     except OSError as error:
         raise CopyError(shared / DATABASE, error) from error
     finally:

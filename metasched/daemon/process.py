@@ -3,7 +3,8 @@
 At the start the configuration is read, the lock of the shared directory is taken (or waited for, as a standby), the
 latest store is chosen, and Slurm is waited for. Then the controller polls in one thread, whenever the last poll said.
 SIGHUP reads the configuration again, SIGTERM and SIGINT end the process, and an error that no poll can handle ends it
-as well, so that a service manager starts it afresh. Jobs run on in all cases.
+as well, so that a service manager starts it afresh. While another process keeps the store locked, the daemon waits;
+then a new controller continues from the store, as after a crash. Jobs run on in all cases.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from metasched.daemon.background_solver import check_portable
 from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
+from metasched.daemon.store_watch import StoreLockWatch
 from metasched.daemon.systemd_notify import notify
 from metasched.installation.job_submit_lua import check_shared, read_plugin
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
-from metasched.slurm.client import SlurmClient
+from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmUnavailableError
-from metasched.store import Store
+from metasched.store import BusyStoreError, Store
 from metasched.store.permissions import make_private
 
 # What is read only at the start, besides the section [paths].
@@ -110,15 +112,35 @@ class Daemon:
 
     Everything happens in the thread that receives the signals, because SQLite wants one thread: the timer calls one
     function there.
+
+    Args:
+        path: of the configuration.
+        config: the configuration in force.
+        registry: the installed policies.
+        make_controller: makes a controller from the store, for a configuration and its policy.
+        policy: the configured policy.
+        store: opened in this thread.
+        copier: of the store.
     """
 
-    def __init__(
-        self, path: Path, config: Config, registry: Registry, controller: Controller, copier: StoreCopier
+    def __init__(  # noqa: PLR0917  its collaborators
+        self,
+        path: Path,
+        config: Config,
+        registry: Registry,
+        make_controller: Callable[[Config, Policy], Controller],
+        policy: Policy,
+        store: Store,
+        copier: StoreCopier,
     ) -> None:
         self._path = path
         self._config = config
         self._registry = registry
-        self._controller = controller
+        self._make_controller = make_controller
+        self._policy = policy
+        self._store = store
+        self._store_lock = StoreLockWatch(config.paths.shared)
+        self._controller: Controller | None = None
         self._copier = copier
         self._stopping = False
         self._reload = False
@@ -139,7 +161,10 @@ class Daemon:
         self._scheduler.add_job(
             self._tick, VariablePause(self._pause), id="tick", max_instances=1, coalesce=True, misfire_grace_time=None
         )
-        self._scheduler.start()
+        try:
+            self._scheduler.start()
+        finally:
+            self._drop_controller()
         if self._failure is not None:
             raise self._failure
 
@@ -160,12 +185,31 @@ class Daemon:
                 self._reload_config()
                 self._due = 0.0
             if not self._stopping and time.monotonic() >= self._due:
-                self._due = time.monotonic() + self._controller.poll()
+                self._due = time.monotonic() + self._poll()
             notify()
         except Exception as error:  # any error ends the process, and a service manager starts it afresh
             log.exception("daemon_failed")
             self._failure = error
             self._stopping = True
+
+    def _poll(self) -> float:
+        """Run one poll, or wait for another process's lock on the store; returns seconds until the next poll."""
+        try:
+            self._store.require_writable()  # a poll that cannot be recorded should not begin
+            if self._controller is None:
+                self._controller = self._make_controller(self._config, self._policy)
+            pause = self._controller.poll()
+        except BusyStoreError as error:
+            self._drop_controller()
+            self._store_lock.note_locked(error)
+            return self._config.schedule.poll_seconds
+        self._store_lock.note_free()
+        return pause
+
+    def _drop_controller(self) -> None:
+        if self._controller is not None:
+            self._controller.close()
+            self._controller = None
 
     def _reload_config(self) -> None:
         try:
@@ -179,10 +223,11 @@ class Daemon:
             self._refuse(f"{'; '.join(fixed)}: that can only change with a restart")
             return
         log.info("reloaded", changes=[str(one) for one in changes] or "none")
-        self._config = new
+        self._config, self._policy = new, policy
         configure_logs(new.log)
         self._copier.every = new.standby.copy_seconds
-        self._controller.reconfigure(new, policy)
+        if self._controller is not None:
+            self._controller.reconfigure(new, policy)
 
     @staticmethod
     def _refuse(error: str) -> None:
@@ -223,19 +268,23 @@ def run(path: Path, *, standby: bool = False) -> None:
         if standby
         else DaemonLock(lock_path, LOCK_HELD_ADVICE) as lock
     ):
-        take_over(database, copies_path)
+        store_lock, pause = StoreLockWatch(config.paths.shared), config.schedule.poll_seconds
+        store_lock.until_free(lambda: take_over(database, copies_path), pause)
         with (
             StoreCopier(database, copies_path, config.standby.copy_seconds, lock.check) as copier,
-            Store.open(database) as store,
+            store_lock.until_free(lambda: Store.open(database), pause) as store,
         ):
             client = make_client(config.slurm.client, config.slurm.timeout_seconds, before_write=lock.check)
             try:
                 policy = make_policy(config, registry)
-                controller = _controller(config, policy, client, store=store, mailbox=mailbox, lock=lock)
+                settings = _settings_of_slurm(config, client)
+
+                def controller(config: Config, policy: Policy) -> Controller:
+                    return Controller(config, client, settings, store, mailbox, policy, lock=lock)
+
                 log.info("started", config=str(path), policy=config.policy.name)
                 notify("READY=1", f"STATUS=schedules under policy {config.policy.name}")
-                with contextlib.closing(controller):
-                    Daemon(path, config, registry, controller, copier).run()
+                Daemon(path, config, registry, controller, policy, store, copier).run()
             finally:
                 notify("STOPPING=1")
                 client.close()
@@ -255,10 +304,8 @@ def _report_standby() -> Callable[[str], None]:
     return report
 
 
-def _controller(
-    config: Config, policy: Policy, client: SlurmClient, *, store: Store, mailbox: Mailbox, lock: DaemonLock
-) -> Controller:
-    """Wait until Slurm answers, and return the controller.
+def _settings_of_slurm(config: Config, client: SlurmClient) -> SlurmSettings:
+    """Wait until Slurm answers, and return its settings.
 
     Raises:
         OtherSharedError: job_submit.lua names another shared directory, where another daemon may run.
@@ -272,4 +319,4 @@ def _controller(
             time.sleep(config.schedule.poll_seconds)
         else:
             check_shared(read_plugin(settings) or "", config.paths.shared)
-            return Controller(config, client, settings, store, mailbox, policy, lock=lock)
+            return settings

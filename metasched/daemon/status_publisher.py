@@ -78,6 +78,7 @@ class StatusPublisher:
             degraded_rounds=controller.degraded_rounds,
             apps=tuple(controller.app_statuses(snapshot.jobs)),
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
+            store=controller.store_problem or "ok",
         )
         self._write(status)
 

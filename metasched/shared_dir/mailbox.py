@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
 
 PROFILING_STEPS = 10
@@ -194,7 +195,7 @@ class Mailbox:
 
     def index_job(self, slurm_job_id: str, uid: str) -> None:
         """Write the uid of the job that has a Slurm job id now, for ``metasched-run`` to find its lease."""
-        _replace(self._index_path(slurm_job_id), _index_content(uid))
+        _replace(self._index_path(slurm_job_id), _index_content(uid), durable=True)
 
     def unindex_job(self, slurm_job_id: str, uid: str) -> None:
         """Remove a job's Slurm job id from the index, unless another job has that id now: Slurm reuses ids."""
@@ -204,13 +205,19 @@ class Mailbox:
                 path.unlink()
 
     def write_lease(self, lease: Lease) -> None:
-        """Replace a job's lease atomically; an equal lease is not written again."""
-        path = self._lease_path(lease.uid)
+        """Replace a job's lease atomically; an equal lease is not written again.
+
+        After a loss of power there is the old lease or the new one, whole. It is the new one where this call has
+        returned, unless the new lease only renews the old one for another round.
+        """
+        path, before = self._lease_path(lease.uid), None
         with suppress(BadLeaseError):
-            if self.read_lease(lease.uid) == lease:
-                return
+            before = self.read_lease(lease.uid)
+        if before == lease:
+            return
         _own_directory(path.parent, _DIRECTORY_MODE)
-        _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n")
+        same = before is not None and msgspec.structs.replace(before, round=lease.round, round_end=lease.round_end)
+        _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n", durable=same != lease)
 
     def read_lease(self, uid: str) -> Lease | None:
         """Return a job's lease; None if there is none.
@@ -337,8 +344,14 @@ def _own_directory(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one."""
+def _replace(path: Path, data: bytes, *, durable: bool) -> None:
+    """Replace a file atomically: a reader sees the old content or the new one, also after a loss of power.
+
+    Args:
+        path: the file.
+        data: its new content.
+        durable: whether the new content is certain to be there after a loss of power.
+    """
     temporary = path.with_name(f".{path.name}.new")
     with _naming(path):
         descriptor = os.open(
@@ -347,4 +360,8 @@ def _replace(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, _FILE_MODE)  # under any umask
             file.write(data)
+            file.flush()
+            os.fsync(descriptor)  # otherwise the new name could get an empty file
         temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)

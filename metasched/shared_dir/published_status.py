@@ -8,8 +8,9 @@ jobs.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ class Status:
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
     why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
     ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
-    type, where the policy advises on the number of nodes. ``apps`` are those of the latest round.
+    type, where the policy advises on the number of nodes. ``apps`` are those of the latest round. ``store`` is "ok", or
+    what other processes do to the daemon's database, in words.
     """
 
     published: float
@@ -202,6 +204,7 @@ class Status:
     degraded_rounds: int = 0
     advice: tuple[AdviceStatus, ...] = ()
     apps: tuple[AppStatus, ...] = ()
+    store: str = "ok"
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more
@@ -221,6 +224,15 @@ def publish(shared: Path, status: Status) -> None:
     except OSError as error:
         msg = f"cannot publish {shared / FILE_NAME}: {error.strerror}"
         raise StatusError(msg) from None
+
+
+def note_store_problem(shared: Path, problem: str) -> None:
+    """Publish the last status again, without a next round, and with what keeps the daemon from its database.
+
+    Raises:
+        StatusError: there is no published status, or the shared directory cannot be written.
+    """
+    publish(shared, replace(read(shared), published=time.time(), next_round=None, store=problem))
 
 
 def read(shared: Path) -> Status:

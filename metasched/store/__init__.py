@@ -1,6 +1,7 @@
 """The history of jobs, runs, rounds and reports, in one SQLite file that only the daemon writes."""
 
 from metasched.store.errors import (
+    BusyStoreError,
     DamagedStoreError,
     MissingStoreError,
     NotAStoreError,
@@ -27,6 +28,7 @@ from metasched.store.store import Store
 __all__ = [
     "IMPORTED",
     "ActionRecord",
+    "BusyStoreError",
     "DamagedStoreError",
     "DecisionRecord",
     "EndCause",

@@ -22,7 +22,14 @@ from metasched.store.errors import (
 )
 from metasched.store.permissions import create_private
 
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = 5.0
+"""Time for which a connection waits for another process's lock before the call fails with BusyStoreError."""
+LOG_BYTES = 64 * 2**20
+"""Size of the write-ahead log beyond which it is emptied as soon as no reader needs it."""
+FULL_LOG_BYTES = 4 * LOG_BYTES
+"""Size of the write-ahead log beyond which only what scheduling needs is written."""
+_LOG_STEP_BYTES = LOG_BYTES // 4  # growth of the log after which emptying it is tried again
+_CHECKPOINT_SECONDS = 0.5  # time that emptying the log waits for readers
 _NEWEST = {
     "policy_state": "WHERE (policy, round) IN (SELECT policy, max(round) FROM other.policy_state GROUP BY policy)",
     "apps": "WHERE round = (SELECT max(round) FROM other.apps)",
@@ -74,9 +81,11 @@ class Connection:
     ``sqlite3.ProgrammingError``. The file must be on a local disk: WAL does not work on network file systems.
     """
 
-    def __init__(self, path: Path, db: Database) -> None:
+    def __init__(self, path: Path, db: Database, *, read_only: bool = False) -> None:
         self.path = path
         self._db = db
+        self._read_only = read_only
+        self._log_tried_bytes = 0  # size of the log at the latest attempt to empty it
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
@@ -85,7 +94,8 @@ class Connection:
         Raises:
             MissingStoreError: read-only, and there is no database.
             NotAStoreError, NewerStoreError, OlderStoreError: another application's database, or another version's.
-            UnusableStoreError, DamagedStoreError: the file cannot be opened, written or locked, or is damaged.
+            BusyStoreError: another process keeps the file locked.
+            UnusableStoreError, DamagedStoreError: the file cannot be opened or written, or is damaged.
         """
         if read_only and not exists(path):
             raise MissingStoreError(path)
@@ -103,15 +113,17 @@ class Connection:
                 # before the first write: another application's file is left unchanged
                 pending = schema.needs_migration(db, path, read_only=read_only)
                 if not read_only:
-                    # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one
+                    # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one.
+                    # Transactions that others see the effects of are durable.
                     db.execute("PRAGMA synchronous = NORMAL")
                     db.execute("PRAGMA journal_mode = WAL")
+                    db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
                 if pending:
                     schema.migrations.apply(db)
             except BaseException:
                 connection.close()
                 raise
-        return cls(path, db)
+        return cls(path, db, read_only=read_only)
 
     def close(self) -> None:
         """Close the database; a second call does nothing."""
@@ -157,19 +169,71 @@ class Connection:
         return int(self._rows("PRAGMA user_version")[0][0])
 
     def begin_term(self, term: int) -> None:
-        """Store the number of a daemon's start, before its first write."""
-        with self.transaction():
+        """Store the number of a daemon's start on the disk, before its first write."""
+        with self.transaction(durable=True):
             self._db.execute(f"PRAGMA user_version = {int(term)}")
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """Commit all writes of the block together, or none; a nested transaction that fails is undone alone.
 
+        A writer locks the database at the beginning. So a block that has begun never fails by another process's lock.
+
+        Args:
+            durable: whether this and all earlier transactions are on the disk at the end of the block. Otherwise a loss
+                of power may undo the last transactions. A nested transaction is as durable as the outer one.
+
         Raises:
+            BusyStoreError: another process keeps the file locked; the block was not entered.
             StoreError: SQLite cannot read or write the file.
         """
-        with _translating(self.path), self._db.atomic():
-            yield
+        connection = self._db.conn
+        with _translating(self.path):
+            if connection.in_transaction:
+                with self._db.atomic():
+                    yield
+                return
+            if durable:
+                connection.execute("PRAGMA synchronous = FULL")
+            try:
+                connection.execute("BEGIN" if self._read_only else "BEGIN IMMEDIATE")
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.rollback()  # does nothing where the error has ended the transaction
+                raise
+            finally:
+                if durable:
+                    connection.execute("PRAGMA synchronous = NORMAL")
+
+    def require_writable(self) -> None:
+        """Check that no other process keeps the database locked; writes nothing.
+
+        Raises:
+            BusyStoreError: another process keeps the file locked.
+            StoreError: the file cannot be written.
+        """
+        with self.transaction():
+            pass
+
+    def bound_log(self) -> int:
+        """Empty the write-ahead log if it is large and no reader needs it; returns its bytes afterwards.
+
+        A reader of an old state keeps the log from being emptied, so that it grows with every write.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        size = log.stat().st_size if log.exists() else 0
+        if size <= LOG_BYTES:
+            self._log_tried_bytes = 0
+        elif size >= self._log_tried_bytes + _LOG_STEP_BYTES:
+            self._log_tried_bytes = size
+            self._rows(f"PRAGMA busy_timeout = {int(_CHECKPOINT_SECONDS * 1000)}")
+            try:
+                self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                self._rows(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+            size = log.stat().st_size
+        return size
 
     def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         with _translating(self.path):
@@ -202,8 +266,10 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     try:
         with closing(connection.execute("SELECT 1 FROM sqlite_master")) as rows:
             rows.fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         connection.close()
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # a process that may be writing
+            raise
         wal = path.with_name(f"{path.name}-wal")
         if wal.exists() and wal.stat().st_size:  # an empty one holds no data
             raise

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from metasched.core.errors import MetaschedError
+from metasched.store.lock_holders import writers
 
 
 class StoreError(MetaschedError):
@@ -69,7 +70,19 @@ class UnusableStoreError(StoreError):
 READ_ONLY = "cannot be written ({why}); give the daemon's user write access to {directory}"
 UNREACHABLE = "cannot be opened ({why}); check that {directory} exists, who may use it, and that its disk is not full"
 FULL = "no space left ({why}); nothing was half written; free space in {directory}"
-BUSY = "{why}; another process is writing to it: only one daemon may"
+BUSY = "{why}; another process writes to it or keeps it locked: end that process, only one daemon may write"
+
+
+class BusyStoreError(UnusableStoreError):
+    """Another process keeps a lock on the database for longer than a writer waits; nothing was written.
+
+    Attributes:
+        holders: the processes that have locks, in words; "" where the kernel lists none.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.holders = ", ".join(writers(path))
+        super().__init__(path, BUSY, f"{why}, by {self.holders}" if self.holders else why)
 
 
 class UnknownJobError(StoreError):
@@ -101,9 +114,8 @@ _PROBLEMS = {
     sqlite3.SQLITE_CANTOPEN: UNREACHABLE,
     sqlite3.SQLITE_IOERR: UNREACHABLE,
     sqlite3.SQLITE_FULL: FULL,
-    sqlite3.SQLITE_BUSY: BUSY,
-    sqlite3.SQLITE_LOCKED: BUSY,
 }
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _PRIMARY_CODE = 0xFF  # SQLite's extended codes carry the primary one in their lowest byte
 
 
@@ -114,5 +126,7 @@ def translated(path: Path, error: sqlite3.Error) -> StoreError | None:
         return NotAStoreError(path, str(error))
     if code == sqlite3.SQLITE_CORRUPT:
         return DamagedStoreError(path, str(error))
+    if code in _BUSY:
+        return BusyStoreError(path, str(error))
     problem = _PROBLEMS.get(code)
     return None if problem is None else UnusableStoreError(path, problem, str(error))

@@ -150,7 +150,7 @@ class JobRows(HistoryQueries):
             UnknownJobError: there is no such job.
             RunOrderError: the run has started or ended, or a later one began, or an earlier one has not ended.
         """
-        with self.transaction():
+        with self.transaction(durable=True):  # Slurm and a trainer see the run's number next
             current = self._begin_run(uid, run)
             if current is None or current.started is not None:
                 raise RunOrderError(self.path, uid, run, run)

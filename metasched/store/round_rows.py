@@ -47,7 +47,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         ends: Mapping[str, Reason] = NO_ENDS,
         planned: Mapping[str, PlannedRun] | None = None,
     ) -> None:
-        """Commit one round: the states of the policy and of the apps, the targets, the ends, and the reasons.
+        """Commit one round to the disk: the states of the policy and of the apps, the targets, the ends, the reasons.
 
         A decision is a row only where a job's target, batch plan or reason changed. A state is a row only where it
         changed, and remains as long as the replay of a snapshot needs it.
@@ -75,7 +75,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         Raises:
             RoundOrderError: the number is not greater than the last round's.
         """
-        with self.transaction():
+        with self.transaction(durable=True):
             last = self.last_round()
             if last is not None and number <= last.round:
                 raise RoundOrderError(self.path, number, last.round)

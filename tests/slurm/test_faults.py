@@ -1,4 +1,7 @@
-"""Jobs that a real Slurm treats specially: arrays, whole nodes, unmet constraints."""
+"""Jobs that a real Slurm treats specially: arrays, whole nodes, unmet constraints; and a locked database."""
+
+import sqlite3
+from contextlib import closing
 
 
 def test_tasks_of_an_array_run_under_their_leases(site):
@@ -12,11 +15,17 @@ def test_tasks_of_an_array_run_under_their_leases(site):
         assert f"{uid} 1\n" in (site.base / "job-1" / f"out-{task}.txt").read_text()
 
 
-def test_an_exclusive_job_runs_once(site):
-    """--exclusive gives the job all GPUs of its node; it is not stopped for that."""
+def test_an_exclusive_job_runs_once_while_another_process_locks_the_database(site):
+    """--exclusive gives the job all GPUs of its node; it is not stopped for that. The lock ends no daemon."""
     site.start()
     job = site.submit("sleep 8", "--exclusive", "--gres=gpu:2")
+    site.wait(lambda: f"start {job}" in site.log())
+    with closing(sqlite3.connect(site.base / "state" / "metasched.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        site.wait(lambda: "process" in site.status().store)
     assert site.wait_status(job, "completed").runs == 1
+    assert site.status().store == "ok"
+    assert site.log().count("store_locked") == 1
 
 
 def test_a_job_with_unmet_constraints_is_released_once_a_round(site):

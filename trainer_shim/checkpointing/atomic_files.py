@@ -155,6 +155,7 @@ def create_exclusively(path: Path, text: str) -> None:
                 raise
             path.touch(exist_ok=False)  # also exclusive, but empty for a moment
             partial.replace(path)
+        sync_directory(path.parent)  # else a loss of power could undo the creation, and two processes would succeed
     finally:
         partial.unlink(missing_ok=True)
 

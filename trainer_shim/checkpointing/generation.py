@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from trainer_shim.checkpointing.atomic_files import create_exclusively
+from trainer_shim.checkpointing.atomic_files import create_exclusively, sync_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,7 @@ def claim_generation(directory: Path, above: int) -> int:
         OSError: the directory cannot be written; nothing was claimed.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    sync_directory(directory.parent)
     # The content is for people only.
     text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()})
     while True:

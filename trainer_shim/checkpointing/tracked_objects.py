@@ -114,13 +114,15 @@ class TrackedObjects:
             )
         return states
 
-    def restore(self, states: dict[str, Any], checkpoint: ScriptCheckpoint) -> None:
+    def restore(self, states: dict[str, Any], checkpoints: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> None:
         """Load every object's state; sharded states are read here, by all ranks together.
 
         Raises:
-            CheckpointError: a state does not fit its object, or the shards cannot be read.
+            CheckpointError: a state does not fit its object, or the shards cannot be read, or others could have
+                written them.
         """
         if self._save_group is not None:
+            checkpoints.require_trusted_shards(checkpoint)
             states = states | read_shards(checkpoint.shards, self._sharded, self._save_group)
         for name, item in {**self.objects, **self._sharded}.items():
             try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from trainer_shim.checkpointing.trusted_load import require_trusted
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -47,7 +49,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(data: Path) -> dict[str, Any]:
-    """Return the states of a data file by tracked name; the file is trusted, as the user's own script wrote it."""
+    """Return the states of a data file by tracked name.
+
+    Raises:
+        CheckpointError: other users could have written the file: pickles of the script's own classes run code.
+    """
+    require_trusted(data, "the rehearsal loads states of any class; rehearse in a directory of your own")
     opener = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
     states: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=False, pickle_module=opener)
     return states

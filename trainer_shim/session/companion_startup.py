@@ -9,6 +9,7 @@ from pathlib import Path
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoint, FrameworkCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory
+from trainer_shim.checkpointing.trusted_load import require_trusted
 from trainer_shim.errors import CheckpointError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.process_groups.framework_group import FrameworkGroup
@@ -19,7 +20,9 @@ from trainer_shim.session.trainer_session import TrainerSession
 log = logging.getLogger("trainer_shim")
 
 
-def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Companion:
+def start_companion(
+    checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, *, trust_checkpoints: bool = False
+) -> Companion:
     """Return the companion of this process; see `trainer_shim.attach` for the arguments and errors."""
     job, stop_requests, world = start_process()
     if job.profiling_steps is not None:
@@ -38,7 +41,12 @@ def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: fl
             checkpoints.generation_directory(generation).mkdir()
         except OSError as error:
             raise CheckpointError(f"{root}: the checkpoint directory cannot be written: {error}") from error
-        return generation, checkpoints.latest()
+        latest = checkpoints.latest()
+        if not trust_checkpoints:  # also before the first checkpoint: a failure after hours of training helps nobody
+            files = () if latest is None else (latest.path, *latest.path.rglob("*"))
+            for path in (root, *files):
+                require_trusted(path, "the framework may load pickles of any class")
+        return generation, latest
 
     generation, resumed = group.on_rank_zero(claim)
     log_start(group, job, generation, f"resumes from step {resumed.step}" if resumed else "from the beginning")

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 def start_context(
-    checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, collective_timeout: float | None = None
+    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_every: float,
+    collective_timeout: float | None = None,
+    *,
+    trust_checkpoints: bool = False,
 ) -> Context:
     """Return the context of this process; see `trainer_shim.init` for the arguments and errors."""
     if collective_timeout is not None and not collective_timeout > 0:
@@ -34,7 +38,7 @@ def start_context(
     job, stop_requests, world = start_process()
     group = ScriptGroup(world, collective_timeout)
     atexit.register(wait_for_gloo_threads)
-    checkpoints = ScriptCheckpoints(Path(checkpoint_dir))
+    checkpoints = ScriptCheckpoints(Path(checkpoint_dir), trusted=trust_checkpoints)
 
     def claim() -> tuple[int, ScriptCheckpoint | None]:
         if job.profiling_steps is not None:

@@ -82,7 +82,9 @@ class ScriptCheckpointing:
             if self._resumed is not None:
                 resumed = self._resumed
                 states = self._on_every_rank(lambda: tracked.read(self.checkpoints, resumed))
-                self._on_every_rank(lambda: tracked.restore(states, resumed))
+                self._on_every_rank(lambda: tracked.restore(states, self.checkpoints, resumed))
+            elif tracked.sharded:  # before the training, and not after hours of it
+                self._on_every_rank(lambda: self.checkpoints.require_trusted_shards(None))
         self.tracked = tracked
         return tracked
 

@@ -78,7 +78,9 @@ def test_a_reload_is_applied_whole_or_refused_with_the_reason(registry, write, m
     monkeypatch.setattr(process, "configure_logs", lambda _: None)
     path, done = write(), []
     controller = SimpleNamespace(reconfigure=lambda config, policy: done.append(policy))
-    made = Daemon(path, load(path, registry), registry, controller, SimpleNamespace(every=0.0))
+    copier, store = SimpleNamespace(every=0.0), SimpleNamespace()
+    made = Daemon(path, load(path, registry), registry, lambda *_: controller, Toy(), store, copier)
+    made._controller = controller
     write(*change)
     with capture_logs() as logs:
         made._reload_config()

@@ -14,6 +14,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
 from metasched.store import (
+    BusyStoreError,
     DamagedStoreError,
     JobRecord,
     MissingStoreError,
@@ -41,7 +42,7 @@ def test_a_store_uses_wal_and_foreign_keys(path):
     """A writer waits for a busy database."""
     with Store.open(path) as store:
         pragmas = [store._rows(f"PRAGMA {name}")[0][0] for name in ("journal_mode", "foreign_keys", "busy_timeout")]
-    assert pragmas == ["wal", 1, 10_000]
+    assert pragmas == ["wal", 1, 5_000]
 
 
 def test_newer_database_is_refused_unchanged(path):
@@ -262,6 +263,18 @@ def test_a_second_writer_is_refused(path, monkeypatch):
         first.add_job(JOB)
         with pytest.raises(UnusableStoreError, match="only one daemon"):
             second.event("k", "t", at=1.0)
+
+
+def test_a_reader_does_not_read_past_the_exclusive_use_of_another_process(path, monkeypatch):
+    """An error says that the file is locked; reading it without locks could return half a transaction."""
+    monkeypatch.setattr("metasched.store.connection.BUSY_SECONDS", 0.01)
+    Store.open(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(BusyStoreError, match="locked"):
+        Store.open(path, read_only=True)
+    other.close()
 
 
 def test_an_sql_error_of_the_code_is_no_store_error():

@@ -31,6 +31,13 @@ from trainer_shim.checkpointing.atomic_files import (
 )
 from trainer_shim.checkpointing.checkpoint_pruning import retained
 from trainer_shim.checkpointing.formats.sharded_states import write_shards
+from trainer_shim.checkpointing.trusted_load import (
+    CONSENT,
+    load_states,
+    require_trusted,
+    unsafe_classes,
+    why_untrusted,
+)
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -123,10 +130,17 @@ class ScriptCheckpoint(NamedTuple):
 
 
 class ScriptCheckpoints:
-    """The checkpoints of one directory. Only rank 0 writes, except for shards."""
+    """The checkpoints of one directory. Only rank 0 writes, except for shards.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: the checkpoint directory.
+        trusted: whether the script consents to load states of any class, whoever could have written them.
+    """
+
+    def __init__(self, directory: Path, *, trusted: bool = False) -> None:
         self.directory = directory
+        self._trusted = trusted
+        self._inspected = False  # whether the classes in this trainer's checkpoints are known
         self._unreadable: set[Path] = set()  # manifests that `latest` has skipped
 
     def newest_generation(self) -> int:
@@ -173,15 +187,28 @@ class ScriptCheckpoints:
         """Return the unsharded states by name, as they were given to `save`, on the CPU.
 
         Raises:
+            CheckpointError: a state is of a class that is not safe to load, and other users could have written it.
             OSError: the data file cannot be read.
         """
+        states: dict[str, Any] = read_with_retries(
+            checkpoint.data, lambda: load_states(checkpoint.data, trusted=self._trusted)
+        )
+        return states
 
-        def read() -> dict[str, Any]:
-            # weights_only would refuse the states of schedulers and of users' objects; the directory is the user's own.
-            states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
-            return states
+    def require_trusted_shards(self, checkpoint: ScriptCheckpoint | None) -> None:
+        """Check that sharded states can be loaded: torch reads their description as a pickle of any class.
 
-        return read_with_retries(checkpoint.data, read)
+        Args:
+            checkpoint: the one to load; None before the first, when the directory is checked.
+
+        Raises:
+            CheckpointError: other users can have written them, and the script does not consent.
+        """
+        if self._trusted or not self.directory.exists():  # no directory: a profiling run, which loads and saves nothing
+            return
+        shards = () if checkpoint is None else (checkpoint.shards, *checkpoint.shards.iterdir())
+        for path in (self.directory, *shards):
+            require_trusted(path, "torch reads sharded states by pickles of any class")
 
     def save(
         self,
@@ -273,8 +300,22 @@ class ScriptCheckpoints:
         with atomic_file(manifest, check) as file:
             file.write(json.dumps(content).encode())
         sync_directory(self.directory)
+        self._warn_of_refusal(data)
         self._remove_old(int(stem.name.split("-")[1]))
         return checksum.size + sum(found.size for found in written.values())
+
+    def _warn_of_refusal(self, data: Path) -> None:
+        """Warn, once, if a checkpoint just written is one that `load` refuses."""
+        if self._trusted or self._inspected:
+            return
+        self._inspected = True
+        why = why_untrusted(data)
+        if why is not None and (classes := unsafe_classes(data)):
+            log.warning(
+                "%s: a restart will not load this checkpoint, because %s and it holds %s: pass %s, take write access "
+                "from others, or give the classes to torch.serialization.add_safe_globals",
+                data, why, ", ".join(classes), CONSENT,
+            )  # fmt: skip
 
     def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
         """Iterate over the files of all checkpoints, each with its (generation, step, number in the step from 1)."""
