@@ -120,7 +120,8 @@ class LeaseRound:
         )
         for uid, place in self.fixed.items():
             space.take(self.snapshot.job[uid], place)
-        return place_members(self._placed_members, leases.gpus, space), space
+        seconds = {app: ends - self.snapshot.now for app, ends in leases.first_ends.items()}
+        return place_members(self._placed_members, leases.gpus, space, seconds), space
 
     @cached_property
     def _placed_members(self) -> Mapping[str, Sequence[Member]]:
@@ -130,7 +131,7 @@ class LeaseRound:
         steps, rates = job.remaining_steps, self.rates[app]
         seconds = rates.seconds_per_step(job)
         work = math.inf if steps is None else steps * (seconds or 1.0)
-        return Member(job, work, 1.0 + self.terms.restart(job) / self.terms.lease_seconds)
+        return Member(job, work, self.terms.restart(job))
 
     def slowdown(self, app: str, job: Job) -> ClampedSlowdown:
         """The slowdown that an app's agent counts with for a job; one object for jobs that are alike."""

@@ -62,6 +62,11 @@ class Leases:
         return found
 
     @property
+    def first_ends(self) -> dict[str, float]:
+        """When the first lease of each app ends, unix seconds, by uid."""
+        return {lease.app: lease.ends for lease in reversed(self.leases)}
+
+    @property
     def reasons(self) -> dict[str, list[Reason]]:
         """How each app got what it has, the latest end first, by uid."""
         found: dict[str, list[Reason]] = {}

@@ -1,7 +1,7 @@
 """The GPUs of one app, divided among its members: gangs whole, runs undisturbed where that is possible.
 
 Members get equally many GPUs as far as they can use them (``finish_time.even_counts``, as bids assume). A run is moved
-or resized only if another member would wait otherwise, or if it gains more by a larger gang than a restart costs.
+or resized only if another member would wait otherwise, or if a larger gang gains a multiple of what the restart costs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from metasched.capacity.shapes import units_within
 from metasched.core.model import Job, Node, Placement, Quota
 from policies.themis.finish_time import even_counts
 
+GAIN_OF_GROWTH = 2.0
+"""A larger gang gains at least this times what the restart costs, before the first of the app's leases ends."""
+
 
 class Member(NamedTuple):
     """One member of an app.
@@ -22,12 +25,23 @@ class Member(NamedTuple):
     Attributes:
         job: the job.
         work: its work left; the member with the most comes first.
-        least_growth: a run is not resized for a gang that is larger by a smaller factor.
+        restart_seconds: the seconds of a restart.
     """
 
     job: Job
     work: float
-    least_growth: float = 1.0
+    restart_seconds: float = 0.0
+
+    def least_growth(self, seconds: float) -> float:
+        """By which factor a gang must grow for a restart to be worth it; infinity where no factor is large enough.
+
+        Args:
+            seconds: how long the larger gang is sure to last.
+        """
+        if not self.restart_seconds:
+            return 1.0
+        trained = seconds - self.restart_seconds
+        return 1.0 + GAIN_OF_GROWTH * self.restart_seconds / trained if trained > 0.0 else math.inf
 
 
 RunsOn = Callable[[Job, str, tuple[int, ...]], bool]
@@ -161,7 +175,10 @@ class ClusterSpace:
 
 
 def place_members(
-    apps: Mapping[str, Sequence[Member]], gpus: Mapping[str, Mapping[str, int]], space: ClusterSpace
+    apps: Mapping[str, Sequence[Member]],
+    gpus: Mapping[str, Mapping[str, int]],
+    space: ClusterSpace,
+    seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Placement]:
     """Divide each app's GPUs among its members, and take them in ``space``. Runs of all apps come first.
 
@@ -169,11 +186,15 @@ def place_members(
         apps: the members of each app, in any order.
         gpus: the GPUs of each app by node; apps without GPUs are left out.
         space: what is free, the apps' GPUs included.
+        seconds: how long an app has all of them; for ever where it is missing.
 
     Returns:
         The placement of each member that runs, by uid.
     """
-    divisions = [_Division(apps[app], gpus[app], space) for app in sorted(gpus) if app in apps]
+    lasting = seconds or {}
+    divisions = [
+        _Division(apps[app], gpus[app], space, lasting.get(app, math.inf)) for app in sorted(gpus) if app in apps
+    ]
     placed: dict[str, Placement] = {}
     for division in divisions:
         division.complete()
@@ -189,9 +210,10 @@ class _Division:
         wanted: how many GPUs each member is to have in an even division; none for those that are to wait.
     """
 
-    def __init__(self, members: Sequence[Member], gpus: Mapping[str, int], space: ClusterSpace) -> None:
+    def __init__(self, members: Sequence[Member], gpus: Mapping[str, int], space: ClusterSpace, seconds: float) -> None:
         self._members = sorted(members, key=lambda one: (-one.work, one.job.submitted, one.job.uid))
         self._space = space
+        self._seconds = seconds
         self._left = Counter(gpus)
         self.placed: dict[str, Placement] = {}
         runs = []
@@ -254,9 +276,12 @@ class _Division:
                 continue
             least = place.gpus + 1
             if one.job.uid in self._running and place == one.job.held_or_released:
-                least = max(least, math.ceil(place.gpus * one.least_growth))
+                growth = one.least_growth(self._seconds)
+                if place.gpus * growth > limit:
+                    continue
+                least = max(least, math.ceil(place.gpus * growth))
             self._give_back(one.job)
-            if least > limit or not self._place(one.job, limit, least):
+            if not self._place(one.job, limit, least):
                 self._take(one.job, place)
 
     def _place(self, job: Job, most: int, least: int) -> bool:

@@ -43,13 +43,13 @@ def test_leases_are_stored_with_their_reasons():
     assert stored.reasons == {"a": [WHY, WHY], "b": [WHY]}
 
 
-def divided(jobs, gpus, cluster=None, *, quotas=(), uneven=False, growth=1.0, taken=()):
+def divided(jobs, gpus, cluster=None, *, quotas=(), uneven=False, restart=0.0, seconds=600.0, taken=()):
     """The GPUs of each member on each node."""
     space = ClusterSpace(cluster or nodes(4), quotas, uneven=uneven)
     for one, place in taken:
         space.take(one, place)
-    members = [Member(one, one.total_steps or 1.0, growth) for one in jobs]
-    placed = place_members({"a": members}, {"a": gpus}, space)
+    members = [Member(one, one.total_steps or 1.0, restart) for one in jobs]
+    placed = place_members({"a": members}, {"a": gpus}, space, {"a": seconds})
     return {uid: place.node_gpus for uid, place in placed.items()}
 
 
@@ -78,12 +78,18 @@ def test_gangs_are_whole_or_wait():
 
 
 def test_runs_are_not_disturbed():
-    """A run stays where it is; it shrinks only for one that would wait, and grows only if that pays."""
+    """A run stays where it is; it shrinks only for one that would wait, and grows only if that pays in time."""
     one = running(elastic("a").evolve(gpus=3), "v100-1")
     here = {"a": (("v100-1", 3),)}
     assert divided([one], on(0, 3)) == here
-    assert divided([one], on(2, 4), growth=1.5) == here
     assert divided([one], on(0, 4)) == {"a": (("v100-1", 4),)}
+    assert divided([one], on(0, 4), restart=30.0, seconds=300.0) == {"a": (("v100-1", 4),)}
+    for seconds in (
+        150.0,
+        30.0,
+        0.0,
+    ):  # a third more for the two minutes between restart and end is one restart's worth
+        assert divided([one], on(2, 4), restart=30.0, seconds=seconds) == here
     assert divided([one, elastic("b")], on(0, 4)) == here | {"b": (("v100-1", 1),)}
     both = divided([one, elastic("b", 2, 2)], on(0, 4))
     assert {uid: sum(gpus for _, gpus in counts) for uid, counts in both.items()} == {"a": 2, "b": 2}
