@@ -47,7 +47,7 @@ from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import AppStatus
-from metasched.slurm.client import SlurmClient, SlurmSettings
+from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
 
@@ -180,7 +180,8 @@ class Controller:
         done = self._act(actions, state)
         self._publisher.publish(self, state)
         self._prune_history(now)
-        return self._seconds_to_next_poll(now, busy=bool(done) or state.changes_soon)
+        busy = bool(done) or state.changes_soon or self._writes.budget.exhausted
+        return self._seconds_to_next_poll(now, busy=busy)
 
     def _observe_and_record(self, now: float) -> ClusterState:
         """Observe, intake, track runs, learn: the steps of a poll before it decides. Repeatable.
@@ -192,7 +193,7 @@ class Controller:
         self._estimates.begin_poll()
         observation = self._observer.observe(now)
         self._writes.begin_poll(observation.listed, now, self.config.outage_seconds)
-        recorded = self._intake.take_in(observation)
+        recorded = self._intake.take_in(observation, self.config.intake)
         tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
@@ -244,6 +245,11 @@ class Controller:
     def app_statuses(self, jobs: Iterable[Job]) -> Sequence[AppStatus]:
         """The status of the apps of the latest round, given the live jobs."""
         return app_statuses(self._searches, self._apps, jobs)
+
+    @property
+    def deferred(self) -> Iterable[tuple[SlurmJob, Reason]]:
+        """The new jobs that the latest poll has not taken in, each with the reason."""
+        return self._intake.deferred.values()
 
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""

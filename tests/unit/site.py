@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metasched.configuration.config import Config
 from metasched.daemon.controller import Controller
+from metasched.shared_dir import published_status
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
 from metasched.store import Store
@@ -167,6 +168,10 @@ class FakeSite:
                 (job.slurm_job_id, job.slurm_state, job.state, job.hold, job.reason) for job in self.slurm.jobs()
             ]
             self.slurm.tick(max(self.controller.poll(), 0.05))
+
+    def status(self):
+        """The published status."""
+        return published_status.read(self.base / "shared")
 
     def state(self, slurm_job_id):
         return self.slurm.job(slurm_job_id).state
