@@ -23,6 +23,7 @@ from metasched.throughput.throughput_table import TableError, ThroughputTable
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 EXIT_CODES = range(1, 126)  # shells use 126 and above
 _SecondsOrZero = Annotated[float, Field(ge=0, lt=1e9)]
+_Days = Annotated[float, Field(ge=0, lt=1e6)]
 _Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists
 
 
@@ -228,10 +229,23 @@ class History(_Section):
         snapshots_bytes: size of the rounds' newest snapshots to keep for ``metasched replay``; 0 keeps none.
         days: days to keep details of what is over: rounds with snapshots and decisions, actions, events, and
             reports, which simulations of past jobs use; 0 for ever.
+        reports_days: days to keep the report files of a job that has ended, in the shared directory; 0 for ever.
+        jobs_days: days to keep a job that has ended, and its runs, from which predictions for recurring jobs are made;
+            0 for ever.
+        speeds_days: days to keep a learnt speed after its last measurement; 0 for ever.
     """
 
-    days: Annotated[float, Field(ge=0, lt=1e6)] = 90.0
+    days: _Days = 90.0
+    reports_days: _Days = 7.0
+    jobs_days: _Days = 730.0
+    speeds_days: _Days = 730.0
     snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+
+    @model_validator(mode="after")
+    def _jobs_outlast_reports(self) -> History:
+        if self.jobs_days and not 0 < self.reports_days <= self.jobs_days:
+            raise ValueError("reports_days must be at most jobs_days: the files are removed while their job is known")
+        return self
 
 
 class Standby(_Section):

@@ -33,6 +33,7 @@ from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
+from metasched.intake.report_removal import ReportRemoval
 from metasched.intake.run_tracking import RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
@@ -98,6 +99,7 @@ class Controller:
         self._intake = JobIntake(client, store, self._writes)
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
         self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
+        self._report_removal = ReportRemoval(store, mailbox)
         self._orders = DriverOrders(store, mailbox)
         self._estimates = JobEstimates(store, config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
@@ -314,8 +316,15 @@ class Controller:
         return settle - since
 
     def _prune_history(self, now: float) -> None:
-        if self.config.history.days:
-            self._store.prune_some(now - self.config.history.days * DAY)
+        history = self.config.history
+        if history.reports_days:
+            self._report_removal.remove_some(now - history.reports_days * DAY, now)
+        if history.days:
+            self._store.prune_some(now - history.days * DAY)
+        if history.jobs_days:
+            self._store.delete_some_jobs(now - history.jobs_days * DAY)
+        if history.speeds_days:
+            self._store.delete_some_speeds(now - history.speeds_days * DAY)
 
     def _seconds_to_next_poll(self, now: float, *, busy: bool) -> float:
         # pause at least as long as this poll took, so that polls keep slurmctld busy at most half of the time
