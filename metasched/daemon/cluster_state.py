@@ -9,6 +9,7 @@ from functools import cached_property
 
 from metasched.configuration.config import Config, Intake
 from metasched.core.apps import LossPoint
+from metasched.core.declared_work import WorkContradiction, work_contradiction
 from metasched.core.model import Snapshot, Status
 from metasched.core.reasons import Reason, from_text
 from metasched.intake.job_intake import JobIntake
@@ -77,10 +78,12 @@ class ClusterStateBuilder:
 
     Attributes:
         all_losses: whether all jobs get their losses, and not only those of apps.
+        contradicted: how the declared steps of jobs of this poll are contradicted, by uid; no policy sees those steps.
     """
 
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
         self.all_losses = False
+        self.contradicted: dict[str, WorkContradiction] = {}
         self._reports = reports
         self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
         self._store = store
@@ -98,6 +101,7 @@ class ClusterStateBuilder:
             config: the configuration in force.
             round_number: the present round.
         """
+        self.contradicted.clear()
         described = self._with_losses(
             {uid: self._describe(job, observation, config.intake) for uid, job in tracked.live.items()}
         )
@@ -142,6 +146,9 @@ class ClusterStateBuilder:
         needed = self._intake.requirements_of(record)
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
+        if (found := work_contradiction(job)) is not None:
+            self.contradicted[record.uid] = found
+            job = job.evolve(total_steps=None)
         if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
             job = job.evolve(blocked=deferral.and_also(why))
         job = within_limit(observation.quotas.apply(job, slurm), slurm, limits)

@@ -30,6 +30,7 @@ from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.systemd_notify import notify
 from metasched.intake.batch_declarations import note_contradictions
+from metasched.intake.declared_steps import note_work_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
@@ -200,6 +201,7 @@ class Controller:
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
         note_contradictions(self._store, reported, now)
+        note_work_contradictions(self._store, self._state_builder.contradicted, now)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state

@@ -15,10 +15,11 @@ from metasched.store import Store
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from policies.baselines.srtf import Srtf
 from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}
+POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva, "srtf": Srtf}
 WRITES = frozenset(
     {
         "hold",

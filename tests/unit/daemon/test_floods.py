@@ -154,3 +154,26 @@ def test_jobs_that_cannot_be_preempted_hold_no_more_gpus_than_the_limit(tmp_path
     assert f"; the limit [intake] non_preemptible_gpus=2 for {ME} leaves it" in told[waiting]
     assert told[wide] == f"it needs 4 GPUs, and the limit is [intake] non_preemptible_gpus=2 for {ME}"
     site.close()
+
+
+def test_a_job_that_declares_two_steps_is_not_served_first_for_ever(tmp_path):
+    """Under SRTF it comes first until it has done more steps; then its declaration counts no more, and it is told."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpus=1),)), policy="srtf")
+    liar = site.add("--gres=gpu:1", tag="model=m total_steps=2", seconds=1000)
+    site.run(5)
+    trainer = site.slurm.trainer(liar)
+
+    def report(one, step):
+        sizes = {"world_size": 1, "global_batch": 1, "per_gpu_batch": 1, "accumulation": 1}
+        one.step = step
+        one.write(site.slurm, kind="steps", step=step, steps=5, samples=5, seconds=5.0, loss=0.5, **sizes)
+
+    report(trainer, 1)
+    honest = site.add("--gres=gpu:1", tag="model=m total_steps=400", seconds=60)
+    site.run(15)
+    assert site.state(liar) is JobState.RUNNING
+    report(trainer, 50)
+    site.run_until(lambda: site.state(honest) is JobState.RUNNING)
+    events = site.store.recent_events(100, site.record(liar).uid)
+    assert "steps-passed" in {event.kind for event in events}
+    site.close()
