@@ -82,6 +82,9 @@ def find(status: Status, asked: str) -> JobStatus:
             raise JobNotFoundError(f"several jobs are named {asked!r}: ask by Slurm job id, one of {ids}")
         if named:
             return named[0]
+    for deferred in status.deferred:
+        if asked.partition("_")[0] in deferred.job_ids and (asked in deferred.job_ids or "_" in asked):
+            raise JobNotFoundError(f"job {asked} is not taken in yet: {clean(deferred.reason)}")
     ids_now = (job.slurm_job_id for job in (*status.jobs, *status.finished))
     if tasks := [slurm_job_id for slurm_job_id in ids_now if slurm_job_id.startswith(f"{asked}_")]:
         raise JobNotFoundError(f"job {asked} is an array: ask by task, one of {listed(tasks, _LISTED_IDS)}")

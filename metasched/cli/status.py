@@ -36,6 +36,7 @@ def command(command_paths: CommandPaths, *, shared: Path | None, user: str | Non
             jobs=tuple(job for job in status.jobs if job.user == user),
             apps=tuple(app for app in status.apps if app.user == user),
             finished=tuple(job for job in status.finished if job.user == user),
+            deferred=tuple(one for one in status.deferred if one.user == user),
         )
     now = time.time()
     if as_json:

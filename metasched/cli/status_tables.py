@@ -81,6 +81,9 @@ def headline(status: Status, now: float) -> Text:
     if status.degraded:
         count = counted(status.degraded_rounds, "such round")
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
+    for one in status.deferred:
+        told = f"{counted(one.jobs, 'job')} of {clean(one.user)} not taken in: {clean(one.reason)}"
+        line.append(f"\n{told}", style="yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
     elif status.sharing_note:

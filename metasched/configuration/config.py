@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 import typing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from metasched.throughput.throughput_table import TableError, ThroughputTable
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 EXIT_CODES = range(1, 126)  # shells use 126 and above
 _SecondsOrZero = Annotated[float, Field(ge=0, lt=1e9)]
+_Days = Annotated[float, Field(ge=0, lt=1e6)]
 _Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists
 
 
@@ -58,16 +60,72 @@ class Paths(_Section):
     shared: _AbsolutePath
 
 
+class IntakeLimit(_Section):
+    """Limits on what each of some users may ask of metasched. A pattern may have ``*``, ``?`` and ``[...]``.
+
+    Attributes:
+        users: patterns of user names; the limit is for jobs of these users, for each user apart.
+        accounts: patterns of Slurm accounts; the limit is for jobs of these accounts.
+        qos: patterns of QOS, whose case does not matter; the limit is for jobs of these QOS.
+        non_preemptible_gpus: most GPUs that the user's jobs with ``preempt=no`` hold at once; 0 for none.
+        live_jobs: most jobs of the user that are taken in and have not ended.
+        array_tasks: most tasks of one array that have not ended; a larger array is not taken in.
+    """
+
+    users: _Names = ("*",)
+    accounts: _Names = ("*",)
+    qos: _Names = ("*",)
+    non_preemptible_gpus: Annotated[int, Field(ge=0)] | None = None
+    live_jobs: Annotated[int, Field(ge=1)] | None = None
+    array_tasks: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> IntakeLimit:
+        if (self.non_preemptible_gpus, self.live_jobs, self.array_tasks) == (None, None, None):
+            raise ValueError("limits nothing: give it non_preemptible_gpus, live_jobs or array_tasks")
+        return self
+
+    def covers(self, user: str, account: str, qos: str) -> bool:
+        """Whether the limit is for jobs of a user with an account and a QOS."""
+        return (
+            any(fnmatchcase(user, pattern) for pattern in self.users)
+            and any(fnmatchcase(account, pattern) for pattern in self.accounts)
+            and any(fnmatchcase(qos.lower(), pattern.lower()) for pattern in self.qos)
+        )
+
+
 class Intake(_Section):
-    """Jobs that metasched schedules in addition to those whose comment begins with ``metasched``.
+    """Jobs that metasched schedules in addition to those whose comment begins with ``metasched``, and limits on all.
 
     Attributes:
         partitions: metasched schedules every job of these partitions.
         qos: metasched schedules every job of these QOS.
+        live_jobs: most live jobs of one user that are taken in; further ones wait in Slurm's queue until others end.
+        limits: tables ``[[intake.limits]]`` with other limits for some users, accounts or QOS, or for all. Of the
+            tables that cover a job, the first one with a key decides on that key.
     """
 
     partitions: _Names = ()
     qos: _Names = ()
+    live_jobs: Annotated[int, Field(ge=1)] = 1000
+    limits: Annotated[tuple[IntakeLimit, ...], Field(strict=False)] = ()
+
+    def live_jobs_of(self, user: str, account: str, qos: str) -> int:
+        """The most live jobs of a user, as they count for a job of that account and QOS."""
+        limit = self._limit("live_jobs", user, account, qos)
+        return self.live_jobs if limit is None else limit
+
+    def array_tasks_of(self, user: str, account: str, qos: str) -> int | None:
+        """The most tasks of an array; None for no limit."""
+        return self._limit("array_tasks", user, account, qos)
+
+    def non_preemptible_gpus_of(self, user: str, account: str, qos: str) -> int | None:
+        """The most GPUs of a user's jobs with ``preempt=no`` together; None for no limit."""
+        return self._limit("non_preemptible_gpus", user, account, qos)
+
+    def _limit(self, key: str, user: str, account: str, qos: str) -> int | None:
+        values = (getattr(limit, key) for limit in self.limits if limit.covers(user, account, qos))
+        return next((value for value in values if value is not None), None)
 
 
 class SlurmOptions(_Section):
@@ -173,10 +231,23 @@ class History(_Section):
         snapshots_bytes: size of the rounds' newest snapshots to keep for ``metasched replay``; 0 keeps none.
         days: days to keep details of what is over: rounds with snapshots and decisions, actions, events, and
             reports, which simulations of past jobs use; 0 for ever.
+        reports_days: days to keep the report files of a job that has ended, in the shared directory; 0 for ever.
+        jobs_days: days to keep a job that has ended, and its runs, from which predictions for recurring jobs are made;
+            0 for ever.
+        speeds_days: days to keep a learnt speed after its last measurement; 0 for ever.
     """
 
-    days: Annotated[float, Field(ge=0, lt=1e6)] = 90.0
+    days: _Days = 90.0
+    reports_days: _Days = 7.0
+    jobs_days: _Days = 730.0
+    speeds_days: _Days = 730.0
     snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+
+    @model_validator(mode="after")
+    def _jobs_outlast_reports(self) -> History:
+        if self.jobs_days and not 0 < self.reports_days <= self.jobs_days:
+            raise ValueError("reports_days must be at most jobs_days: the files are removed while their job is known")
+        return self
 
 
 class Standby(_Section):

@@ -206,6 +206,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.RESERVATION_DENIES_USER: "its reservation {reservation} does not admit user {user}",
     Code.QUOTA_TOO_SMALL: "it needs {gpus} GPUs, and the limit is {quota}",
     Code.SUSPENDED_BY_OTHERS: "somebody else suspended it, and has to resume it",
+    Code.ARRAY_TOO_LARGE: "its array has {tasks} tasks, and [intake] limits allow {most}: submit smaller arrays",
+    Code.TOO_MANY_LIVE_JOBS: "{user} has {most} live jobs, as many as [intake] live_jobs allows; it is taken in when "
+    "others have ended",
+    Code.INTAKE_CONTINUES: "many jobs arrived at once; the next polls take it in",
     Code.QUOTA_REACHED: _quota_reached,
     Code.QUOTA_CUT: lambda quota, gpus, gpus_left: f"of {counted(gpus, 'GPU')} the limit {quota} leaves it {gpus_left}",
     Code.QUOTA_ONE_TYPE: "limits leave it GPUs of type {gpu_type} alone",

@@ -47,6 +47,11 @@ class Code(enum.StrEnum):
     QUOTA_TOO_SMALL = "quota_too_small", "The job needs more GPUs than a quota allows any single job."
     SUSPENDED_BY_OTHERS = "suspended_by_others", "Somebody other than metasched suspended the job."
 
+    # The job is not taken in yet: limits of [intake].
+    ARRAY_TOO_LARGE = "array_too_large", "The array has more tasks than [intake] limits allow."
+    TOO_MANY_LIVE_JOBS = "too_many_live_jobs", "The job's user has as many live jobs as [intake] allows."
+    INTAKE_CONTINUES = "intake_continues", "Many jobs arrived at once, and the next polls take in the rest."
+
     # Quotas: limits of Slurm's associations and QOS.
     QUOTA_REACHED = "quota_reached", "A quota leaves the job fewer GPUs than it needs, or no further job."
     QUOTA_CUT = "quota_cut", "A quota leaves the job fewer GPUs than the policy granted."

@@ -43,6 +43,7 @@ from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError, SlurmUnavailableError
 from metasched.slurm.job_requirements import geometry
+from metasched.slurm.write_budget import WriteBudget
 from metasched.store import EndCause, Store
 
 SAME_NODE_SECONDS = 3.0
@@ -122,6 +123,7 @@ class Actuator:
         config: the configuration in force; a reload replaces it.
         unsent_stops: uids of jobs whose request to stop or to finish is recorded in the store, and may not have reached
             Slurm or the lease.
+        budget: of the holds and ends of one poll; users decide by their submissions how many there are.
     """
 
     def __init__(  # noqa: PLR0917  its collaborators
@@ -139,6 +141,7 @@ class Actuator:
         self._store = store
         self._mailbox = mailbox
         self._settings = settings
+        self.budget = WriteBudget()
         self._backoff = Backoff()  # by uid and kind of action
         self._delayed_starts: dict[str, float] = {}  # instant from which Slurm may start the job, by uid
         # An action without an outcome may not have reached Slurm. A plan repeats every kind but a stop, because Slurm
@@ -157,6 +160,9 @@ class Actuator:
     def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:
         """Perform the actions in order, and return how many succeeded.
 
+        Array tasks that are not split off yet share one record of Slurm, which is held as a whole by one command. Holds
+        and ends over the budget are left to the next poll, so that starts and stops do not wait for them.
+
         Raises:
             SlurmUnavailableError: slurmctld does not answer in time, or has restarted (``SlurmRestartedError``); a
                 later poll performs the other actions.
@@ -165,9 +171,17 @@ class Actuator:
         now = state.snapshot.now
         self._forget_failures(state)
         self._repeat_delayed_releases(state)
+        self.budget.renew()
+        held_records: set[str] = set()  # Slurm's ids of the records of several array tasks that this poll has held
         for action in actions:
             kind = ACTION_KINDS[type(action)]
             if self._backoff.must_wait(action.uid, kind, now):
+                continue
+            if isinstance(action, HoldJob) and (shared := state.shared_record(action.uid)) is not None:
+                if shared in held_records:
+                    continue
+                held_records.add(shared)
+            if isinstance(action, HoldJob | End) and not self.budget.admits():
                 continue
             entry = self._store.begin_action(
                 action.uid, kind, {"reason": to_json(action.reason)}, round_facts.number, now
@@ -296,7 +310,7 @@ class Actuator:
 
     def _hold(self, job: Job, state: ClusterState) -> None:
         now = state.snapshot.now
-        self._client.hold(job.slurm_job_id)
+        self._client.hold(state.shared_record(job.uid) or job.slurm_job_id)
         if job.status is not Status.QUEUED or job.released is None or job.released_at is None:
             return
         self._store.run_ended(job.uid, job.run, now, EndCause.WITHDRAWN)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from metasched.configuration.config import Config
+from metasched.configuration.config import Config, Intake
 from metasched.core.apps import LossPoint
+from metasched.core.declared_work import WorkContradiction, work_contradiction
 from metasched.core.model import Snapshot, Status
 from metasched.core.reasons import Code, Reason, from_text
 from metasched.intake.job_intake import JobIntake
+from metasched.intake.preemption_limits import non_preemptible_quotas, within_limit
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import TrackedJob, TrackedRuns
 from metasched.learning.job_estimates import JobEstimates
@@ -29,7 +33,7 @@ EVENTS = 20
 """Latest events of a job that are searched for the reason why Slurm did not start it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterState:
     """The cluster in one poll.
 
@@ -49,6 +53,19 @@ class ClusterState:
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def _jobs_of_record(self) -> Mapping[int, int]:
+        """The number of live jobs by Slurm's id of their record."""
+        return Counter(observed.slurm.job_id for observed in self.jobs.values())
+
+    def shared_record(self, uid: str) -> str | None:
+        """Slurm's id of the record that a job shares with other array tasks; None for a job with its own record.
+
+        A write by the task's own id would split the task off: Slurm would list it as a record of its own from then on.
+        """
+        job_id = self.jobs[uid].slurm.job_id
+        return str(job_id) if self._jobs_of_record[job_id] > 1 else None
+
     @property
     def changes_soon(self) -> bool:
         """Whether a run is being started or stopped, so that the next poll should come soon."""
@@ -63,10 +80,12 @@ class ClusterStateBuilder:
 
     Attributes:
         all_losses: whether all jobs get their losses, and not only those of apps.
+        contradicted: how the declared steps of jobs of this poll are contradicted, by uid; no policy sees those steps.
     """
 
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
         self.all_losses = False
+        self.contradicted: dict[str, WorkContradiction] = {}
         self._reports = reports
         self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
         self._store = store
@@ -84,7 +103,10 @@ class ClusterStateBuilder:
             config: the configuration in force.
             round_number: the present round.
         """
-        described = self._with_losses({uid: self._describe(job, observation) for uid, job in tracked.live.items()})
+        self.contradicted.clear()
+        described = self._with_losses(
+            {uid: self._describe(job, observation, config.intake) for uid, job in tracked.live.items()}
+        )
         live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
         others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
         jobs = sorted((observed.job for observed in live.values()), key=lambda job: (job.submitted, job.uid))
@@ -103,6 +125,7 @@ class ClusterStateBuilder:
             for node in observation.nodes
             if len(node.gpus) <= 1
         )
+        pairs = [(observed.job, observed.slurm) for observed in live.values()]
         snapshot = Snapshot(
             now=observation.now,
             round=round_number,
@@ -110,25 +133,29 @@ class ClusterStateBuilder:
             nodes=tuple(nodes),
             jobs=tuple(jobs),
             sharing=inventory.shards is not None and config.sharing.enabled,
-            quotas=observation.quotas.limits([(observed.job, observed.slurm) for observed in live.values()], others),
+            quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, config.intake),
         )
         return ClusterState(
             snapshot,
             live,
             gpu_shards=inventory.gpu_shards,
-            arrived=len(observation.new),
+            arrived=self._intake.arrived,
             completed=tracked.ended,
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
         )
 
-    def _describe(self, tracked: TrackedJob, observation: Observation) -> ObservedJob:
+    def _describe(self, tracked: TrackedJob, observation: Observation, limits: Intake) -> ObservedJob:
         record, slurm = tracked.record, tracked.slurm
         needed = self._intake.requirements_of(record)
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
+        if (found := work_contradiction(job)) is not None:
+            self.contradicted[record.uid] = found
+            job = job.evolve(total_steps=None)
         if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
             job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
-        return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
+        job = within_limit(observation.quotas.apply(job, slurm), slurm, limits)
+        return ObservedJob(job, slurm, record, needed)
 
     def _with_losses(self, described: dict[str, ObservedJob]) -> dict[str, ObservedJob]:
         """The jobs with their reported losses, which are read from the store where there are new reports."""

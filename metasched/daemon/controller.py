@@ -33,9 +33,11 @@ from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.store_watch import StoreLogWatch
 from metasched.daemon.systemd_notify import notify
 from metasched.intake.batch_declarations import note_contradictions
+from metasched.intake.declared_steps import note_work_contradictions
 from metasched.intake.driver_orders import DriverOrders
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.report_reading import ReportReader
+from metasched.intake.report_removal import ReportRemoval
 from metasched.intake.run_tracking import Retries, RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
@@ -50,7 +52,7 @@ from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import AppStatus
-from metasched.slurm.client import SlurmClient, SlurmSettings
+from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError
 from metasched.store import Store, StoreError
 
@@ -101,6 +103,7 @@ class Controller:
         self._intake = JobIntake(client, store, self._writes)
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
         self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
+        self._report_removal = ReportRemoval(store, mailbox)
         self._orders = DriverOrders(store, mailbox)
         self._estimates = JobEstimates(store, config.sharing)
         self._estimates.fits_iterations = policy.fits_iterations
@@ -198,7 +201,8 @@ class Controller:
         self._store_log.check()
         self._publisher.publish(self, state)
         self._prune_history(now)
-        return self._seconds_to_next_poll(now, busy=bool(done) or state.changes_soon)
+        busy = bool(done) or state.changes_soon or self._writes.budget.exhausted
+        return self._seconds_to_next_poll(now, busy=busy)
 
     def _observe_and_record(self, now: float) -> ClusterState:
         """Observe, intake, track runs, learn: the steps of a poll before it decides. Repeatable.
@@ -210,12 +214,13 @@ class Controller:
         self._estimates.begin_poll()
         observation = self._observer.observe(now)
         self._writes.begin_poll(observation.listed, now, self.config.outage_seconds)
-        recorded = self._intake.take_in(observation)
+        recorded = self._intake.take_in(observation, self.config.intake)
         retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
         note_contradictions(self._store, reported, now)
+        note_work_contradictions(self._store, self._state_builder.contradicted, now)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
@@ -271,6 +276,11 @@ class Controller:
     def app_statuses(self, jobs: Iterable[Job]) -> Sequence[AppStatus]:
         """The status of the apps of the latest round, given the live jobs."""
         return app_statuses(self._searches, self._apps, jobs)
+
+    @property
+    def deferred(self) -> Iterable[tuple[SlurmJob, Reason]]:
+        """The new jobs that the latest poll has not taken in, each with the reason."""
+        return self._intake.deferred.values()
 
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
@@ -352,8 +362,15 @@ class Controller:
         return settle - since
 
     def _prune_history(self, now: float) -> None:
-        if self.config.history.days:
-            self._store.prune_some(now - self.config.history.days * DAY)
+        history = self.config.history
+        if history.reports_days:
+            self._report_removal.remove_some(now - history.reports_days * DAY, now)
+        if history.days:
+            self._store.prune_some(now - history.days * DAY)
+        if history.jobs_days:
+            self._store.delete_some_jobs(now - history.jobs_days * DAY)
+        if history.speeds_days:
+            self._store.delete_some_speeds(now - history.speeds_days * DAY)
 
     def _seconds_to_next_poll(self, now: float, *, busy: bool) -> float:
         # pause at least as long as this poll took, so that polls keep slurmctld busy at most half of the time

@@ -21,6 +21,7 @@ from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import (
     AdviceStatus,
+    DeferredStatus,
     JobStatus,
     NodeStatus,
     PlannedStatus,
@@ -28,6 +29,7 @@ from metasched.shared_dir.published_status import (
     StatusError,
     publish,
 )
+from metasched.slurm.client import SlurmJob
 from metasched.store import JobRecord, Store
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class StatusPublisher:
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
             apps=tuple(controller.app_statuses(snapshot.jobs)),
+            deferred=_deferred(controller),
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
             store=controller.store_problem or "ok",
         )
@@ -176,6 +179,23 @@ class StatusPublisher:
             finished=record.finished,
             slo_seconds=needed.get("slo_seconds"),
         )
+
+
+def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
+    """Return the jobs that are not taken in yet, by user and reason."""
+    groups: dict[tuple[str, Reason], list[SlurmJob]] = {}
+    for job, reason in controller.deferred:
+        groups.setdefault((job.user, reason), []).append(job)
+    return tuple(
+        DeferredStatus(
+            user, len(jobs), tuple(map(str, sorted({_record_of(job) for job in jobs}))), words(why), why.code
+        )
+        for (user, why), jobs in sorted(groups.items(), key=lambda group: group[0][0])
+    )
+
+
+def _record_of(job: SlurmJob) -> int:
+    return job.job_id if job.array_job_id is None else job.array_job_id
 
 
 def _planned(job: Job, controller: Controller) -> PlannedStatus | None:

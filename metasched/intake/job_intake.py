@@ -14,7 +14,11 @@ from pydantic import TypeAdapter
 
 from metasched.apps.tuners.registry import make_tuner
 from metasched.apps.tuners.tuner import TunerError
+from metasched.configuration.config import Intake
 from metasched.core.model import Hold
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason
+from metasched.intake.admission import deferrals
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
@@ -43,20 +47,31 @@ class RecordedJob:
 
 
 class JobIntake:
-    """Records new jobs, and makes sure that Slurm shows each live job as stamped, held and requeueable."""
+    """Records new jobs, and makes sure that Slurm shows each live job as stamped, held and requeueable.
+
+    Attributes:
+        arrived: number of jobs that this poll has recorded.
+        deferred: the new jobs that this poll has not taken in, with the reasons, by uid; they are held, too.
+    """
 
     def __init__(self, client: SlurmClient, store: Store, writes: ThrottledWrites) -> None:
         self._client = client
         self._store = store
         self._writes = writes
         self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
+        self.arrived = 0
+        self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
 
-    def take_in(self, observation: Observation) -> dict[str, RecordedJob]:
-        """Record the new jobs, then stamp and hold the jobs that Slurm does not show so yet.
+    def take_in(self, observation: Observation, limits: Intake) -> dict[str, RecordedJob]:
+        """Record the new jobs within the limits, then stamp and hold the jobs that Slurm does not show so yet.
 
         All records are committed before the first write to Slurm, so that a crash in between gives no job a second uid.
         Every step is repeatable: a write that fails is repeated by the next poll.
+
+        Args:
+            observation: of this poll.
+            limits: on live jobs and on tasks of arrays.
 
         Returns:
             Each job of metasched that Slurm lists and the store has as live, by uid; also those that have just ended.
@@ -67,13 +82,19 @@ class JobIntake:
         tasks = Counter(job.job_id for job in observation.listed)
         self._shared_records = frozenset(job_id for job_id, count in tasks.items() if count > 1)
         inventory = observation.inventory
-        records = {**observation.records, **self._record(observation.new, inventory, observation.now)}
+        deferred = deferrals(observation, limits)
+        self.deferred = {uid: (observation.new[uid], reason) for uid, reason in deferred.items()}
+        admitted = {uid: job for uid, job in observation.new.items() if uid not in deferred}
+        self.arrived = len(admitted)
+        records = {**observation.records, **self._record(admitted, inventory, observation.now)}
         jobs = {}
         for uid, slurm_job in observation.ours.items():
             if uid not in records:
-                continue  # it ended before the daemon saw it
+                continue  # it is deferred, or ended before the daemon saw it
             job = RecordedJob(records[uid], slurm_job)
             jobs[uid] = job if slurm_job.state in ENDED else self._mark(job, inventory)
+        for uid, (slurm_job, reason) in self.deferred.items():
+            self._hold_deferred(uid, slurm_job, reason)
         return jobs
 
     def forget(self, uid: str) -> None:
@@ -146,27 +167,51 @@ class JobIntake:
         if earlier_error is not None and slurm.state is JobState.PENDING:
             record = self._read_tag_again(record, slurm, inventory)
         known = Stamp.read(slurm.admin_comment)
-        words = _as_slurm_stores(slurm.admin_comment if known is None else known.words)
-        if words == _as_slurm_stores(earlier_error or ""):
-            words = ""  # no words of an admin: earlier releases wrote the error right behind the stamp
+        others = _as_slurm_stores(slurm.admin_comment if known is None else known.words)
+        if others == _as_slurm_stores(earlier_error or ""):
+            others = ""  # no words of an admin: earlier releases wrote the error right behind the stamp
         held = known is not None and known.held
-        stamp = str(Stamp(record.uid.partition("_")[0], held, words, record.error))
+        stamp = str(Stamp(record.uid.partition("_")[0], held, others, record.error))
         waits = slurm.state is JobState.PENDING and not awaits_owner_release(record, slurm)
-        # Tasks that are not split off yet share their master's record: written through it, they stay together.
-        slurm_job_id = str(slurm.job_id) if slurm.job_id in self._shared_records else slurm.slurm_job_id
+        slurm_job_id = self._record_id(slurm)
         stamped = slurm.admin_comment == stamp or _as_slurm_stores(slurm.admin_comment) == _as_slurm_stores(stamp)
         if known is not None and slurm_job_id in self._writes.refused:
             stamped = True  # by job_submit.lua, which suffices to identify the job; only the status shows its error
         if not stamped and waits:
-            if self._writes.once(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
+            if self._writes.mark(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
                 slurm = replace(slurm, hold=Hold.ADMIN, admin_comment=stamp)
         elif not stamped:
-            self._writes.once(slurm_job_id, "stamp", lambda: self._client.stamp(slurm_job_id, stamp))
+            self._writes.mark(slurm_job_id, "stamp", lambda: self._client.stamp(slurm_job_id, stamp))
         elif not slurm.requeue:
-            self._writes.once(slurm_job_id, "set_requeue", lambda: self._client.set_requeue(slurm_job_id))
+            self._writes.mark(slurm_job_id, "set_requeue", lambda: self._client.set_requeue(slurm_job_id))
         elif waits and slurm.dependency and (slurm.hold, slurm.eligible) != (Hold.NONE, OUT_OF_REACH):
-            self._writes.once(slurm_job_id, "await_dependency", lambda: self._client.await_dependency(slurm_job_id))
+            self._writes.mark(slurm_job_id, "await_dependency", lambda: self._client.await_dependency(slurm_job_id))
         return RecordedJob(record, slurm)
+
+    def _hold_deferred(self, uid: str, slurm: SlurmJob, reason: Reason) -> None:
+        """Stamp and hold a job that is not taken in, so that Slurm does not start it; tell its owner of a large array.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        known = Stamp.read(slurm.admin_comment)
+        if known is not None and known.held and slurm.hold is Hold.USER and not slurm.restarts:
+            return  # its owner submitted it with --hold
+        slurm_job_id = self._record_id(slurm)
+        comment = slurm.admin_comment
+        if known is None or reason.code == Code.ARRAY_TOO_LARGE:
+            error = words(reason) if reason.code == Code.ARRAY_TOO_LARGE else None
+            others = slurm.admin_comment if known is None else known.words
+            held = known is not None and known.held
+            comment = str(Stamp(uid.partition("_")[0], held, _as_slurm_stores(others), error))
+        if _as_slurm_stores(comment) != _as_slurm_stores(slurm.admin_comment):
+            self._writes.mark(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, comment))
+        elif slurm.hold is not Hold.ADMIN:
+            self._writes.mark(slurm_job_id, "hold", lambda: self._client.hold(slurm_job_id))
+
+    def _record_id(self, slurm: SlurmJob) -> str:
+        """Slurm's id by which to write a job: tasks that are not split off yet are written through their record."""
+        return str(slurm.job_id) if slurm.job_id in self._shared_records else slurm.slurm_job_id
 
     def _read_tag_again(self, record: JobRecord, job: SlurmJob, inventory: NodeInventory) -> JobRecord:
         """Update the record of a job whose tag had an error that its owner or the cluster's admin has fixed."""

@@ -129,24 +129,32 @@ class RunTracking:
         """
         now = observation.now
         live: dict[str, TrackedJob] = {}
-        ended = 0
+        over: dict[str, RecordedJob] = {}
+        turns = self._reports.in_turn(job.record for job in jobs.values())
+        runs = (record for record in turns if record.current is not None and record.current.started is not None)
+        read = {
+            record.uid: self._reports.read(record, now) for record in runs if jobs[record.uid].slurm.state not in ENDED
+        }
         for uid, job in jobs.items():
             if job.slurm.state not in ENDED:
-                live[uid] = self._track(job, observation.inventory, now, retries)
+                record = read.get(uid, job.record)
+                live[uid] = self._track(record, job.slurm, observation.inventory, now, retries)
             elif self._rescued(job.record, job.slurm, now, retries):
                 live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
             else:
-                ended += self._finish(job.record, job.slurm, now)
+                over[uid] = job
         self._restarts = {uid: job.slurm.restarts for uid, job in jobs.items()}
-        return TrackedRuns(live, ended + self._finish_vanished(observation.missing, now))
+        # Last reports come last: those of one ended job may be as long as all others together.
+        finished = sum(self._finish(record, over[record.uid].slurm, now) for record in turns if record.uid in over)
+        return TrackedRuns(live, finished + self._finish_vanished(observation.missing, now))
 
-    def _track(self, job: RecordedJob, inventory: NodeInventory, now: float, retries: Retries) -> TrackedJob:
-        record, status = job.record, status_of(job.slurm)
-        if record.current is not None and record.current.started is not None:
-            record = self._reports.read(record, now)
-        if self._follow(record, job.slurm, status, inventory, now, retries):
+    def _track(
+        self, record: JobRecord, slurm: SlurmJob, inventory: NodeInventory, now: float, retries: Retries
+    ) -> TrackedJob:
+        status = status_of(slurm)
+        if self._follow(record, slurm, status, inventory, now, retries):
             record = self._store.require_job(record.uid)
-        return TrackedJob(record, job.slurm, status)
+        return TrackedJob(record, slurm, status)
 
     def _follow(  # noqa: PLR0917  one fact from each side
         self,

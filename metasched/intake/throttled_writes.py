@@ -10,6 +10,7 @@ import structlog
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError
+from metasched.slurm.write_budget import WriteBudget
 
 log = structlog.get_logger()
 
@@ -21,10 +22,12 @@ class ThrottledWrites:
     later poll at the same job.
 
     Attributes:
+        budget: of the writes that mark jobs in one poll; users decide by their submissions how many there are.
         refused: Slurm ids of jobs that Slurm lets only an administrator write.
     """
 
     def __init__(self) -> None:
+        self.budget = WriteBudget()
         self.refused: set[str] = set()
         self._done: dict[tuple[str, str], bool] = {}
         self._backoff = Backoff()  # by slurm_job_id and what was written
@@ -40,6 +43,7 @@ class ThrottledWrites:
             outage_seconds: after a write without an answer, time until the daemon writes anything else.
         """
         self._done.clear()
+        self.budget.renew()
         self._now, self._outage_seconds = now, outage_seconds
         listed_ids = {slurm_job_id for job in listed for slurm_job_id in (job.slurm_job_id, str(job.job_id))}
         self.refused &= listed_ids
@@ -48,6 +52,24 @@ class ThrottledWrites:
     def is_put_off(self, slurm_job_id: str, what: str) -> bool:
         """Whether this write failed so recently that it is not tried in this poll."""
         return self._backoff.must_wait(slurm_job_id, what, self._now)
+
+    def mark(self, slurm_job_id: str, what: str, write: Callable[[], None]) -> bool:
+        """Write as ``once`` does, within the budget of the poll: what is over the budget is left to the next poll.
+
+        Args:
+            slurm_job_id: of the job record.
+            what: name of the write.
+            write: makes the write.
+
+        Returns:
+            Whether Slurm has accepted the write in this poll.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        if (slurm_job_id, what) in self._done or self.is_put_off(slurm_job_id, what):
+            return self._done.get((slurm_job_id, what), False)
+        return self.budget.admits() and self.once(slurm_job_id, what, write)
 
     def once(self, slurm_job_id: str, what: str, write: Callable[[], None]) -> bool:
         """Write, unless this poll has done so already or the write is put off.

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+import structlog
 
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Job, Placement, Status
 from metasched.learning.iteration_learning import IterationLearning
 from metasched.learning.profiling_sizes import gpus_by_node
 from metasched.shared_dir.reports import ProfilingReport
-from metasched.store import IterationRecord, SpeedRecord, Store
+from metasched.store import IterationRecord, SpeedRecord, Store, ThroughputRecord
 from metasched.throughput.fingerprints import Fingerprints, table_fractions
 from metasched.throughput.iteration_time import IterationParameters
 from metasched.throughput.measured_speed import (
@@ -30,6 +34,13 @@ from metasched.throughput.throughput_table import ThroughputTable
 MAX_BATCHES = 32
 """Global batches of a subject whose speeds are held in memory."""
 
+COMPARED_REPORTS = 8
+"""Latest reports of a run that are compared with the clock."""
+LEAST_PART_OF_CLOCK = 0.1
+"""Part of the time between two reports that steps take at least in most reports, or their speed is not believed."""
+
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True)
 class _Circumstances:
@@ -38,6 +49,23 @@ class _Circumstances:
     run: int
     placement: Placement
     co_runner: str | None
+
+
+def speed_by_clock(rows: Sequence[ThroughputRecord]) -> float | None:
+    """Return the steps per second by the clock where reports contradict it; None where they are plausible.
+
+    In most reports of an honest trainer, steps take most of the time since the report before. Medians are compared: an
+    evaluation or a checkpoint between two reports is no contradiction.
+
+    Args:
+        rows: the latest reports of one run, the latest first.
+    """
+    gaps = [(row, row.at - before.at) for row, before in pairwise(rows) if row.at > before.at]
+    if len(gaps) < COMPARED_REPORTS - 1:
+        return None
+    if median(row.seconds / gap for row, gap in gaps) >= LEAST_PART_OF_CLOCK:
+        return None
+    return median(row.steps / gap for row, gap in gaps)
 
 
 def speed_subject(uid: str, user: str, model: str | None) -> str:
@@ -166,7 +194,8 @@ class ThroughputLearning:
 
     def _learn(self, uid: str, subject: str, circumstances: _Circumstances, since: float) -> None:
         """Learn from the job's latest report, unless it began before the present circumstances did."""
-        latest = next(iter(self._store.recent_throughput(uid, 1)), None)
+        rows = self._store.recent_throughput(uid, COMPARED_REPORTS)
+        latest = next(iter(rows), None)
         if (
             latest is None
             or latest.run != circumstances.run
@@ -176,6 +205,12 @@ class ThroughputLearning:
             return
         where = (circumstances.placement.gpu_type or "", circumstances.placement.spread)
         measured = latest.steps / latest.seconds
+        by_clock = speed_by_clock([row for row in rows if row.run == latest.run])
+        if by_clock is not None:
+            measured = min(measured, by_clock)
+            text = "its steps took far longer by the clock than its reports say: the speed by the clock counts"
+            if self._store.event_once("speed-implausible", text, uid, at=latest.at):
+                log.warning("reported_speed_implausible", uid=uid)
         self._note(subject, latest.global_batch, where, circumstances.co_runner, measured, latest.at)
         if circumstances.co_runner is None:
             plan = BatchPlan(latest.per_gpu_batch, latest.accumulation)

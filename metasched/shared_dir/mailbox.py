@@ -14,6 +14,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ import msgspec
 
 from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
+from metasched.shared_dir.owned_files import owned_directory
 
 PROFILING_STEPS = 10
 """Optimizer steps that are timed in each profiling run (Liu et al., "Ares", 2025, section 4)."""
@@ -28,6 +30,8 @@ _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _REPORTS_MODE = 0o3777  # sticky: everybody may make a directory, nobody may rename or remove another user's
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
+_REPORT_FILE = re.compile(r"incarnation-[0-9]+\.jsonl|app\.jsonl")
+_REMOVED_AT_ONCE = 10_000
 _SLURM_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _FIXES = {
     errno.ENOSPC: "free some space there",
@@ -296,6 +300,37 @@ class Mailbox:
                     return other
                 aside.rename(path)  # the other user removed it, and the owner made it, between lstat and rename
         return None
+
+    def report_uids(self) -> list[str]:
+        """Return the uids of all jobs that have a directory of reports."""
+        with _naming(self.reports), os.scandir(self.reports) as entries:
+            return [entry.name for entry in entries if _UID.fullmatch(entry.name)]
+
+    def remove_reports(self, uid: str, owner: int) -> None:
+        """Remove the report files of a job, and its directory of reports if nothing else is in it.
+
+        No link is followed, and only files with the names of reports are removed.
+
+        Args:
+            uid: the job.
+            owner: numeric user id of the job's owner.
+
+        Raises:
+            RefusedFileError: the directory is a link, or another user's.
+            OSError: the daemon's user may not remove the files; root may.
+        """
+        path = self.reports / _checked(_UID, uid)
+        with suppress(FileNotFoundError), owned_directory(self.reports, uid, owner) as directory:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in islice(entries, _REMOVED_AT_ONCE)]
+            for name in names:
+                if _REPORT_FILE.fullmatch(name):
+                    os.unlink(name, dir_fd=directory)
+            try:
+                path.rmdir()
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
 
     def clear(self, uid: str) -> None:
         """Remove a job's lease; its reports, which its owner has written, remain."""

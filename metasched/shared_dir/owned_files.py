@@ -46,8 +46,10 @@ def owned_directory(reports: Path, uid: str, owner: int) -> Iterator[int]:
 def owned_file(name: str, directory: int, owner: int) -> Iterator[tuple[int, os.stat_result]]:
     """A regular file of the owner in an open directory, as an open descriptor with what ``fstat`` says of it.
 
+    A file with several hard links is refused: it could be read once for each of them, at no cost to its owner.
+
     Raises:
-        RefusedFileError: a link, no regular file, or somebody else's.
+        RefusedFileError: a link, no regular file, somebody else's, or a file with several links.
         OSError: the file cannot be opened.
     """
     descriptor = _open(name, directory)
@@ -55,6 +57,8 @@ def owned_file(name: str, directory: int, owner: int) -> Iterator[tuple[int, os.
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner:
             raise RefusedFileError("not a file of the job's owner")
+        if facts.st_nlink > 1:
+            raise RefusedFileError(f"has {facts.st_nlink} hard links: copy the file, it is not read through links")
         yield descriptor, facts
     finally:
         os.close(descriptor)

@@ -173,6 +173,17 @@ class AppStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DeferredStatus:
+    """New jobs of one user that are not taken in yet, all for one reason; ``job_ids`` names an array by its id."""
+
+    user: str
+    jobs: int
+    job_ids: tuple[str, ...]
+    reason: str
+    reason_code: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The content of the file.
 
@@ -180,8 +191,8 @@ class Status:
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
     why they cannot. ``degraded`` says why the present round is degraded (``Decision.degraded``), "" if it is not, and
     ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
-    type, where the policy advises on the number of nodes. ``apps`` are those of the latest round. ``store`` is "ok", or
-    what other processes do to the daemon's database, in words.
+    type, where the policy advises on the number of nodes. ``apps`` are those of the latest round, ``deferred`` the jobs
+    that are not taken in yet. ``store`` is "ok", or what other processes do to the daemon's database, in words.
     """
 
     published: float
@@ -205,6 +216,7 @@ class Status:
     advice: tuple[AdviceStatus, ...] = ()
     apps: tuple[AppStatus, ...] = ()
     store: str = "ok"
+    deferred: tuple[DeferredStatus, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more

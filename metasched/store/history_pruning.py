@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from metasched.store.connection import Connection
 from metasched.store.history_queries import IS_IMPORTED
+from metasched.store.row_conversion import as_json
 
 PRUNED_AT_ONCE = 1000
 """Most rows of each table that one call of ``prune_some`` deletes, so that a poll of the daemon is not delayed."""
@@ -65,6 +66,11 @@ _ON_REQUEST = {
     ),
     "jobs": _deletion("jobs", "uid", f"{IS_IMPORTED} AND finished < :before"),
 }
+_OF_JOBS = (
+    *("events", "actions", "decisions", "throughput", "checkpoints", "losses", "report_files", "planned_runs"),
+    *("targets", "runs", "jobs"),
+)
+"""Tables with rows of jobs, those that refer to others first."""
 
 
 class HistoryPruning(Connection):
@@ -95,6 +101,36 @@ class HistoryPruning(Connection):
             most: rows to delete of each table.
         """
         self._prune(_DETAILS, before, most)
+
+    def delete_some_jobs(self, before: float, most: int = PRUNED_AT_ONCE) -> int:
+        """Delete a few jobs that finished before an instant, with their runs; imported ones included.
+
+        A job whose details are not deleted yet remains.
+
+        Args:
+            before: unix seconds.
+            most: jobs to delete.
+
+        Returns:
+            The number of deleted jobs.
+        """
+        sql = "SELECT uid FROM jobs WHERE finished < ? AND pruned = 1 ORDER BY finished, uid LIMIT ?"
+        with self.transaction():
+            uids = [uid for (uid,) in self._rows(sql, [before, most])]
+            for table in _OF_JOBS if uids else ():
+                self._write(f"DELETE FROM {table} WHERE uid IN (SELECT value FROM json_each(?))", [as_json(uids)])  # noqa: S608  constants
+        return len(uids)
+
+    def delete_some_speeds(self, before: float, most: int = PRUNED_AT_ONCE) -> None:
+        """Delete a few speeds and iterations that were last measured before an instant.
+
+        Args:
+            before: unix seconds.
+            most: rows to delete of each table.
+        """
+        with self.transaction():
+            for table in ("speeds", "iterations"):
+                self._write(_ON_REQUEST[table], {"before": before, "most": most})
 
     def _keep_snapshot(self, number: int, snapshot: bytes, state_bytes: int, keep_bytes: int) -> float:
         """Insert a snapshot, delete the oldest ones beyond the limit, and return the bytes of those that remain."""

@@ -48,10 +48,16 @@ class Store(JobRows, RoundRows, ReportRows):
         with self.transaction():
             self._write("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", [at, uid, kind, text])
 
-    def event_once(self, kind: str, text: str, uid: str, *, at: float) -> None:
-        """Record an event of a job unless the job has one of that kind, so that a user cannot flood the store."""
-        if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is None:
-            self.event(kind, text, uid, at=at)
+    def event_once(self, kind: str, text: str, uid: str, *, at: float) -> bool:
+        """Record an event of a job unless the job has one of that kind, so that a user cannot flood the store.
+
+        Returns:
+            Whether the event is new.
+        """
+        if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is not None:
+            return False
+        self.event(kind, text, uid, at=at)
+        return True
 
     def renew_event(self, kind: str, text: str, uid: str, *, at: float) -> None:
         """Record an event of a job, which has one event of that kind: the latest, in place of an earlier one."""

@@ -438,6 +438,8 @@ class FakeSlurm:
         """Return the jobs of a call (all tasks of an array); they must be in one of the states (none: in any)."""
         self._call(method, _checked(slurm_job_id))
         jobs = self._find(slurm_job_id)
+        if method != "batch_script" and slurm_job_id in self._jobs:
+            self._split_off(jobs[0])
         if not jobs:
             raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
         for job in jobs:
@@ -445,6 +447,13 @@ class FakeSlurm:
             if (states and state not in states) or (not ended and state in _ENDED):
                 raise WrongJobStateError(f"{method}: job {slurm_job_id} is {job.shown.slurm_state}")
         return jobs
+
+    def _split_off(self, job: FakeJob) -> None:
+        """Give an array task a record of its own; the last task of the array's record stays with it."""
+        array, others = job.shown.array_job_id, [other for other in self._jobs.values() if other is not job]
+        if array == job.shown.job_id and any(other.shown.job_id == array for other in others):
+            taken = {other.shown.job_id for other in others}
+            self._show(job, job_id=min(set(range(array + 1, array + 2 + len(taken))) - taken))
 
     def _find(self, slurm_job_id: str) -> list[FakeJob]:
         if slurm_job_id in self._jobs:
@@ -468,10 +477,9 @@ class FakeSlurm:
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
         self._nodes.check_possible(job)
         self._next_id += 1 + len(tasks)
-        for position, task in enumerate(tasks):
+        for task in tasks:
             slurm_job_id = f"{job_id}_{task}"
-            own_id = job_id if position == 0 else job_id + position
-            shown = replace(job, slurm_job_id=slurm_job_id, job_id=own_id, array_job_id=job_id, array_task_id=task)
+            shown = replace(job, slurm_job_id=slurm_job_id, array_job_id=job_id, array_task_id=task)
             self._jobs[slurm_job_id] = FakeJob(shown, replace(trainer, signals=[]), script=script)
         if not tasks:
             self._jobs[job.slurm_job_id] = FakeJob(job, trainer, script=script)
@@ -506,6 +514,7 @@ class FakeSlurm:
                     self._start(job, nodes)
 
     def _start(self, job: FakeJob, nodes: tuple[str, ...]) -> None:
+        self._split_off(job)
         first = self._nodes.by_name[nodes[0]]
         gpus, cpus, memory = self._nodes.needs(job.shown, len(nodes))
         if job.shown.exclusive:

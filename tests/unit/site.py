@@ -8,16 +8,18 @@ from pathlib import Path
 
 from metasched.configuration.config import Config
 from metasched.daemon.controller import Controller
+from metasched.shared_dir import published_status
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
 from metasched.store import Store
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from policies.baselines.srtf import Srtf
 from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}
+POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva, "srtf": Srtf}
 WRITES = frozenset(
     {
         "hold",
@@ -172,6 +174,10 @@ class FakeSite:
                 (job.slurm_job_id, job.slurm_state, job.state, job.hold, job.reason) for job in self.slurm.jobs()
             ]
             self.slurm.tick(max(self.controller.poll(), 0.05))
+
+    def status(self):
+        """The published status."""
+        return published_status.read(self.base / "shared")
 
     def state(self, slurm_job_id):
         return self.slurm.job(slurm_job_id).state

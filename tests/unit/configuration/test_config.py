@@ -70,6 +70,15 @@ def test_parameters_are_those_of_the_chosen_policy(write, registry):
         ('[schedule]\nround_seconds = -1\n[policy]\nname = "toy"\n', ["[schedule] round_seconds", "-1"]),
         ('[policy]\nname = "tow"\n', ["[policy] name", "'tow'", "'toy'"]),
         ("[policy]\nname = 3\n", ["[policy] name", "3"]),
+        ("[policy]\nname = 'toy'\n[[intake.limits]]\nlive_jobs = 0\n", ["[intake.limits.0] live_jobs", "0"]),
+        (
+            "[policy]\nname = 'toy'\n[[intake.limits]]\nlive_job = 1\nlive_jobs = 1\n",
+            ["[intake.limits.0] live_job:", "no such key"],
+        ),
+        (
+            '[policy]\nname = "toy"\n[[intake.limits]]\nusers = ["a"]\n',
+            ["[intake.limits] 0", "limits nothing", "array_tasks"],
+        ),
         ('[policy]\nname = "toy"\n[policy.parameters]\nspede = 1\n', ["[policy.parameters] spede", "'speed'"]),
         ('[policy]\nname = "toy"\n[policy.parameters]\nspeed = "x"\n', ["[policy.parameters] speed", "'x'"]),
         ('[schedule]\nround_seconds = "360"\n[policy]\nname = "toy"\n', ["[schedule] round_seconds", "'360'"]),
@@ -125,11 +134,11 @@ def test_differences_name_what_a_reload_changes(write, registry):
     assert str(change).startswith("[schedule] round_seconds:")
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_the_examples_of_the_documentation_are_valid(tmp_path, number):
     """Each TOML block of docs/admin/CONFIG.md loads, with the policies that are installed."""
     blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     path = tmp_path / "metasched.toml"
     paths = "" if "[paths]" in blocks[number] else f'[paths]\nstate = "{tmp_path}"\nshared = "{tmp_path}"\n'
     path.write_text(paths + blocks[number])
@@ -188,3 +197,19 @@ def test_stored_parameters_can_be_read_again():
     for kind in map(known.get, known.names()):
         parameters = kind.Parameters()
         assert kind.Parameters.model_validate(parameters.model_dump(mode="json")) == parameters
+
+
+def test_the_first_limit_that_covers_a_job_and_has_the_key_decides(write, registry):
+    """Patterns of user, account and QOS must all match; a key that no table has keeps its default."""
+    text = (
+        '[policy]\nname = "toy"\n'
+        '[[intake.limits]]\nusers = ["al*"]\nqos = ["Long"]\nnon_preemptible_gpus = 8\n'
+        '[[intake.limits]]\naccounts = ["students"]\nnon_preemptible_gpus = 0\nlive_jobs = 5\n'
+    )
+    intake = load(write(PATHS + text), registry).intake
+    assert intake.non_preemptible_gpus_of("alice", "students", "long") == 8
+    assert intake.non_preemptible_gpus_of("alice", "students", "normal") == 0
+    assert intake.non_preemptible_gpus_of("alice", "staff", "normal") is None
+    assert intake.live_jobs_of("alice", "students", "long") == 5
+    assert intake.live_jobs_of("bob", "staff", "") == 1000
+    assert intake.array_tasks_of("bob", "students", "") is None

@@ -31,6 +31,7 @@ RENDERERS = {
     "metasched/daemon/status_publisher.py",
     "metasched/daemon/actuator.py",
     "metasched/daemon/dry_run.py",
+    "metasched/intake/job_intake.py",  # the AdminComment
 }
 POLICIES = [installed_policies().get(name)() for name in installed_policies().names()]
 

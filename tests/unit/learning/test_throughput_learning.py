@@ -164,3 +164,17 @@ def test_newer_reports_change_the_mean_a_little(store):
         report(store, "a", at, 4.0, steps)
         poll(learning, at + 1, running("a"), reported={"a"})
     assert learning.speed("a").steps_per_second("v100", (1,)) == pytest.approx(5 + REPORT_WEIGHT * 5)
+
+
+@pytest.mark.parametrize(("seconds", "believed"), [(9.0, 100 / 9), (2.0, 50.0), (0.001, 10.0)])
+def test_a_speed_that_the_clock_contradicts_is_that_of_the_clock(store, seconds, believed):
+    """A report of 100 steps every 10 s that took a millisecond is 10 steps a second; a pause of an hour is no lie."""
+    learning = ThroughputLearning(store, 0.6)
+    poll(learning, 10.0, running("a"))
+    for number in range(60):
+        at = 20.0 + 10.0 * number + (3600.0 if number >= 20 else 0.0)
+        report(store, "a", at, seconds, 100)
+        poll(learning, at + 1, running("a"), reported={"a"})
+    assert learning.speed("a").steps_per_second("v100", (1,)) == pytest.approx(believed, rel=0.02)
+    told = [event.kind for event in store.recent_events(10, "a")]
+    assert told == (["speed-implausible"] if believed == 10.0 else [])

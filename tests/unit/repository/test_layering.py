@@ -28,7 +28,7 @@ PACKAGES = {
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
     "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
     "observe": {"apps", "core", "configuration", "scheduling", "slurm", "store"},
-    "intake": {"apps", "core", "observe", "shared_dir", "slurm", "store"},
+    "intake": {"apps", "configuration", "core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
         *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),

@@ -296,6 +296,17 @@ def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
     assert [event.split(".")[0] for event in tree.events()] == ["incarnation-1"]
 
 
+def test_a_file_with_several_hard_links_is_refused(tree, tmp_path):
+    """One large file could be linked into the directories of many jobs, and be read for each of them."""
+    tree.file(1).write_bytes(start(1) + steps(10))
+    (tmp_path / "other").hardlink_to(tree.file(1))
+    assert tree.poll().lines == 0
+    (event,) = tree.events()
+    assert event == "incarnation-1.jsonl: has 2 hard links: copy the file, it is not read through links"
+    (tmp_path / "other").unlink()
+    assert tree.poll().lines == 2
+
+
 def test_a_linked_directory_is_not_followed(tree, tmp_path):
     """A link in place of a job's directory is refused."""
     elsewhere = tmp_path / "elsewhere"

@@ -429,3 +429,22 @@ def test_the_store_counts_its_rows_and_bytes(store):
     assert sizes["jobs"] == 1
     assert sizes["runs"] == 0
     assert store.file_bytes() > 0
+
+
+def test_old_jobs_go_with_their_runs_once_their_details_are_pruned(store):
+    """A live job, a younger job and a job with details remain; learnt speeds go by their last measurement."""
+    for uid, finished in (("a" * 16, 100.0), ("b" * 16, 900.0), ("c" * 16, None)):
+        store.add_job(JobRecord(uid=uid, slurm_job_id=uid[:1], name="train", user="ann", submitted=1.0))
+        store.release(uid, 1, Placement(("n1",), 1, "v100"), 2.0)
+        store.event("arrived", "", uid=uid, at=1.0)
+        if finished is not None:
+            store.finish_job(uid, finished, "COMPLETED", 0)
+    assert store.delete_some_jobs(500.0) == 0
+    store.prune_some(950.0)
+    store.event("late", "", uid="a" * 16, at=950.0)
+    assert store.delete_some_jobs(500.0) == 1
+    assert store.job("a" * 16) is None
+    assert not store.runs("a" * 16)
+    assert store.job("b" * 16) is not None
+    assert store.delete_some_jobs(1e9) == 1
+    assert [job.uid for job in store.live_jobs()] == ["c" * 16]

@@ -1,0 +1,60 @@
+"""Which new jobs a poll takes in: a few at a time, in turns between users, and within the limits of ``[intake]``. Pure.
+
+A job that is not taken in yet stays in Slurm's queue, held. No policy sees it, and it costs a poll almost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from metasched.configuration.config import Intake
+from metasched.core.reasons import Code, Reason
+from metasched.observe.observed_job import ENDED
+from metasched.observe.observer import Observation
+from metasched.slurm.client import JobState
+
+NEW_JOBS = 500
+"""Most new jobs that one poll takes in; each costs the store about a millisecond."""
+
+
+def deferrals(observation: Observation, intake: Intake) -> Mapping[str, Reason]:
+    """Return the new jobs that this poll does not take in, by uid, each with the reason.
+
+    Only a pending job can be deferred: a job with an allocation is recorded at once.
+
+    Args:
+        observation: of this poll.
+        intake: the limits.
+    """
+    live = Counter(
+        job.user for uid, job in observation.ours.items() if uid in observation.records and job.state not in ENDED
+    )
+    arrays = Counter(job.array_job_id for job in observation.ours.values() if job.state not in ENDED)
+    waiting: dict[str, deque[str]] = {}
+    for uid, job in observation.new.items():
+        if job.state is JobState.PENDING:
+            waiting.setdefault(job.user, deque()).append(uid)
+        else:
+            live[job.user] += 1
+    found: dict[str, Reason] = {}
+    left = NEW_JOBS
+    while waiting:
+        for user in list(waiting):  # one job of each user in turn: nobody waits for another user's thousands
+            uid = waiting[user].popleft()
+            job = observation.new[uid]
+            most_tasks = intake.array_tasks_of(job.user, job.account, job.qos)
+            most_live = intake.live_jobs_of(job.user, job.account, job.qos)
+            tasks = 0 if job.array_job_id is None else arrays[job.array_job_id]
+            if most_tasks is not None and tasks > most_tasks:
+                found[uid] = Reason.of(Code.ARRAY_TOO_LARGE, tasks=tasks, most=most_tasks)
+            elif live[user] >= most_live:
+                found[uid] = Reason.of(Code.TOO_MANY_LIVE_JOBS, user=user, most=most_live)
+            elif left == 0:
+                found[uid] = Reason(Code.INTAKE_CONTINUES)
+            else:
+                left -= 1
+                live[user] += 1
+            if not waiting[user]:
+                del waiting[user]
+    return found
