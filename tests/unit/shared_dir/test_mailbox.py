@@ -111,6 +111,7 @@ def test_a_lease_has_the_protocols_keys(mailbox, shared):
         "stop": None,
         "finish": None,
         "batch": None,
+        "launch_retries": 0,
     }
     assert mailbox.read_lease(UID) == LEASE
     assert mailbox.read_lease("f" * 16) is None
