@@ -58,7 +58,8 @@ def whole_checkpoints(directory, below=sys.maxsize):
 class Witness:
     """Watches a job's directory from before its first trainer on. A context manager.
 
-    `reports` has a directory of reports for each uid under which the job has run.
+    `reports` has a directory of reports for each uid under which the job has run, and for no other job; without it, a
+    generation's first step tells where it resumed.
     """
 
     def __init__(self, directory, reports):
@@ -118,7 +119,9 @@ class Witness:
         return max(self.trained(generation), default=0)
 
     def starts(self):
-        """{generation: the step that its report says it resumed from}."""
+        """{generation: the step that its report, or else its first step, says it resumed from}."""
+        if self.reports is None:
+            return {number: min(steps) - 1 for number in self.claims if (steps := self.trained(number))}
         found = {}
         for path in self.reports.glob("*/incarnation-*.jsonl"):
             lines = path.read_text().splitlines()
