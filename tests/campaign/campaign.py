@@ -15,6 +15,7 @@ PATIENCE = 240.0  # seconds in which all trainings must end after the last fault
 ORPHAN_SECONDS = 45.0  # after the last job, for Slurm to end what it knows of
 NODE_SECONDS = 40.0  # for which a node may be out of service after the last fault that explains it
 BEFORE, AFTER = 40.0, 10.0  # seconds of the events around a problem that are printed
+SLURMS_OWN_DRAIN = "Duplicate jobid"  # a controller that lost a start drains the node when it starts the job again
 RESTART_EVENTS = ("slurm_restarted", "slurmctld_restarted", "controller_restarted")
 
 
@@ -55,6 +56,8 @@ class Campaign:
         self.struck, self.void = Counter(), Counter()
         self.problems = []  # (seconds from the start, text)
         self.counts = {}
+        self._nodes_at = 0.0  # when the nodes are looked at next, monotonic seconds
+        self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
 
     def run(self):
         """Let it happen; the attributes have the outcome."""
@@ -118,7 +121,7 @@ class Campaign:
     def _look_at_nodes(self, injector):
         """Return a node to service that stays out of it without a fault, as an administrator would, and note it."""
         now = time.monotonic()
-        if now < getattr(self, "_nodes_at", 0.0):
+        if now < self._nodes_at:
             return
         self._nodes_at = now + 5.0
         if self.site.cluster.status()["daemons"]["slurmctld"] is None:
@@ -132,7 +135,12 @@ class Campaign:
             explained = injector.down.get(node, 0.0) + NODE_SECONDS > now
             if explained or not any(word in state for word in ("down", "drain", "fail")):
                 continue
-            self.problem(f"node {node} is {state} ({why}); returned to service by hand")
+            text = f"node {node} is {state} ({why}); returned to service by hand"
+            if SLURMS_OWN_DRAIN in why and injector.controller_restarts:
+                self.slurms_hands += 1
+                self.events.add(text)
+            else:
+                self.problem(text)
             injector.down[node] = now
             injector._admin("scontrol", "update", f"nodename={node}", "state=resume")
 
@@ -166,6 +174,7 @@ class Campaign:
             "submissions": sum(training.submissions for training in users.trainings),
             **users.counts,
             "hands": users.counts["hands"] + hands,
+            "hands_for_slurms_own_drains": self.slurms_hands,
             "steps": kept,
             "steps_trained_again": again,
             "steps_twice_or_missing": len(wrong),
@@ -218,16 +227,17 @@ class Campaign:
         rows += [(kind, str(self.struck[kind]), str(self.void[kind])) for kind in (*faults.KINDS, faults.POLICY)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        lines += [""] + [
-            f"{name.replace('_', ' ')}: {'not known' if value is None else value}" for name, value in self.counts.items()
-        ]
+        lines.append("")
+        for name, value in self.counts.items():
+            lines.append(f"{name.replace('_', ' ')}: {'not known' if value is None else value}")
         return "\n".join(lines)
 
     def red(self):
         """Every problem, and the events around it."""
         lines = [f"{at:8.2f}  {text}" for at, text in self.problems]
         around = self.events.around([at for at, _ in self.problems])
-        return "\n".join([f"seed {self.seed}: RED", *lines, "", "events around it, in seconds from the start:", *around])
+        heading = "events around it, in seconds from the start:"
+        return "\n".join([f"seed {self.seed}: RED", *lines, "", heading, *around])
 
     def line(self):
         """The outcome as one line of JSON."""

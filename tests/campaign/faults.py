@@ -17,7 +17,7 @@ POLICIES = ("las", "fifo", "gandiva_fair", "pollux", "ares", "gavel_las", "srtf"
 POLICY = "next policy"
 DAEMON_KILLED, DAEMON_STOPPED = "daemon killed", "daemon stopped"
 CONTROLLER_KILLED, CONTROLLER_STOPPED = "slurmctld killed", "slurmctld stopped"
-AGENT_KILLED, AGENT_STOPPED = "slurmd killed", "slurmd stopped"
+SLURMD_KILLED, SLURMD_STOPPED = "slurmd killed", "slurmd stopped"
 NODE_DRAINED, NODE_DOWN, NODE_CRASHED = "node drained", "node set down", "node crashed"
 RANK_KILLED, RANK_0_IN_CHECKPOINT, RANKS_KILLED = "rank killed", "rank 0 killed in a checkpoint", "all ranks killed"
 RANK_STOPPED = "rank stopped"
@@ -32,8 +32,8 @@ KINDS = {
     DAEMON_STOPPED: (1, 1.0, 8.0),
     CONTROLLER_KILLED: (3, 0.2, 6.0),
     CONTROLLER_STOPPED: (1, 1.0, 10.0),
-    AGENT_KILLED: (1, 0.5, 10.0),
-    AGENT_STOPPED: (1, 1.0, 10.0),
+    SLURMD_KILLED: (1, 0.5, 10.0),
+    SLURMD_STOPPED: (1, 1.0, 10.0),
     NODE_DRAINED: (1, 2.0, 15.0),
     NODE_DOWN: (2, 0.3, 10.0),
     NODE_CRASHED: (1, 0.3, 10.0),
@@ -66,7 +66,7 @@ UNNOTICED_BY_SLURM = frozenset({BATCH_STEPD_KILLED, STEP_STEPD_KILLED})
 
 
 class Fault(NamedTuple):
-    """One fault: seconds from the campaign's start, the kind, a number in [0, 1) that chooses the victim, a duration."""
+    """One fault: seconds from the start, its kind, a number in [0, 1) that chooses the victim, seconds until undone."""
 
     at: float
     kind: str

@@ -13,7 +13,7 @@ from metasched.devcluster import processes
 from metasched.devcluster.errors import CommandError, DevClusterError
 from tests.campaign import faults
 
-STORE_DISK_BYTES = 64 << 20
+STORE_DISK_BYTES = 128 << 20
 CHECKPOINT_WAIT = 2.0  # seconds for the beginning of a checkpoint
 ADMIN_TRIES = 30
 
@@ -64,6 +64,11 @@ class ServiceManager:
         self.ends = []  # (seconds from the start, the last line of the log) of ends that no kill explains
         self._noticed = False
         self._killed = False
+        self._starts = 1
+
+    def is_ready(self):
+        """Whether the daemon's last start is complete: a service manager reloads no daemon before."""
+        return self.site.log().count("] started ") >= self._starts
 
     def alive(self):
         """Whether the daemon runs (or is stopped)."""
@@ -87,6 +92,7 @@ class ServiceManager:
             self.events.add(f"the daemon has ended with status {self.site.daemon.returncode}: {last}")
         if time.monotonic() >= self.down_until:
             self._killed = self._noticed = False
+            self._starts = self.site.log().count("] started ") + 1
             self.site.start()
             self.events.add("the daemon is started")
 
@@ -126,8 +132,8 @@ class Injector:
             faults.DAEMON_STOPPED: self._stop_daemon,
             faults.CONTROLLER_KILLED: self._kill_controller,
             faults.CONTROLLER_STOPPED: self._stop_controller,
-            faults.AGENT_KILLED: self._kill_agent,
-            faults.AGENT_STOPPED: self._stop_agent,
+            faults.SLURMD_KILLED: self._kill_slurmd,
+            faults.SLURMD_STOPPED: self._stop_slurmd,
             faults.NODE_DRAINED: self._drain_node,
             faults.NODE_DOWN: self._set_node_down,
             faults.NODE_CRASHED: self._crash_node,
@@ -154,7 +160,7 @@ class Injector:
         if self.service is None:
             raise VoidError("no daemon")
         self.site.configure(policy=name, grace=10)
-        if self.service.alive():
+        if self.service.alive() and self.service.is_ready():
             self.site.daemon.send_signal(signal.SIGHUP)
         self.events.add(f"policy {name}")
 
@@ -198,13 +204,13 @@ class Injector:
     def _node(self, fault):
         return self.cluster.nodes[int(fault.draw * len(self.cluster.nodes))]
 
-    def _kill_agent(self, fault):
+    def _kill_slurmd(self, fault):
         node = self._node(fault)
         self.cluster.kill_node(node)
         self._keep_from_service(node, fault.seconds)
         return lambda: self.cluster.start_node(node)
 
-    def _stop_agent(self, fault):
+    def _stop_slurmd(self, fault):
         node = self._node(fault)
         self.cluster.kill_node(node, signal.SIGSTOP)
         self._keep_from_service(node, fault.seconds)
@@ -223,9 +229,9 @@ class Injector:
         everyone = {process.pid: process for process in processes.everyone()}
         lost = [process for process in everyone.values() if process.environ.get("SLURMD_NODENAME") == node]
         lost = [process for process in lost if process.environ.get("SLURM_CONF") == str(self.cluster.conf)]
-        agents = {process.parent for process in lost}
-        agents = {pid for pid in agents if pid in everyone and everyone[pid].argv[0].startswith("slurmstepd:")}
-        for process in (*(everyone[pid] for pid in agents), *lost):  # Slurm's daemons first, so that none tells of it
+        stepds = {process.parent for process in lost}
+        stepds = {pid for pid in stepds if pid in everyone and everyone[pid].argv[0].startswith("slurmstepd:")}
+        for process in (*(everyone[pid] for pid in stepds), *lost):  # Slurm's daemons first, so that none tells of it
             processes.end(process)
         jobs = {process.environ.get("SLURM_JOB_ID") for process in lost}
         for training in self.users.live():

@@ -11,24 +11,28 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import structlog
 
+from metasched.configuration.file_names import DATABASE
 from metasched.core.policy import installed_policies
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import SlurmUnavailableError
+from metasched.store import Store
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.faulty_slurm import FaultyClient, FaultySlurm, Killed
 from tests.unit.site import POLICIES, FakeSite
 
-SECONDS = 60.0  # of faults
+SECONDS = 40.0  # of faults
 PATIENCE = 900.0  # seconds of the simulated clock for the jobs' ends
 QUIET = 60.0  # seconds after the last fault, in which what was lost is found
 REPEATS = 12  # of an action of a job that is like the one before, in QUIET_LIMIT seconds without a fault
-JOBS = 6
+JOBS = 4
 NODES = tuple(FakeNode(f"n{number}", gpus=2, cpus=8) for number in range(1, 4))
-POLICY_NAMES = ("fifo", "las", "gandiva_fair", "srtf", "ares", "themis")
+POLICY_NAMES = ("fifo", "las", "srtf", "ares", "optimus", "gandiva")
+KNOWN = ("loses_gres", "kills_late")
 FAULTS = (
     "controller killed",
     "controller killed",
@@ -61,17 +65,19 @@ class Simulated:
     def __init__(self, seed, base, **options):
         self.dice = random.Random(seed)  # noqa: S311  no secret
         name = POLICY_NAMES[seed % len(POLICY_NAMES)]
-        POLICIES.setdefault(name, installed_policies().get(name))
+        if name not in POLICIES:
+            POLICIES[name] = installed_policies().get(name)
         self.slurm = FaultySlurm(seed=seed, nodes=NODES, kill_wait=5.0, **options)
         self.began = self.slurm.now
         self.client = FaultyClient(self.slurm)
-        schedule = {"round_seconds": 5.0, "poll_seconds": 2.0, "busy_poll_seconds": 1.0, "grace_seconds": 10.0}
+        schedule = {"round_seconds": 5.0, "poll_seconds": 3.0, "busy_poll_seconds": 1.0, "grace_seconds": 10.0}
+        _copy_empty_store(base / "state" / DATABASE)
         self.site = FakeSite(base, self.slurm, policy=name, **schedule)
         self.site.start(self.client)
         self.daemon_back = self.slurm.now
         self.problems, self.events = [], []
         self.jobs = {}  # name: (options, the trainer's behaviour, the present Slurm job id)
-        self.killed = set()  # (name, restarts) of the runs that a fault killed
+        self.killed = set()  # names of the jobs that a fault killed, until they are submitted again
         self.completed = set()
         self.last_fault = 0.0
         self.actions = 0
@@ -80,12 +86,14 @@ class Simulated:
         """Let it happen, and return the problems."""
         for number in range(JOBS):
             self._submit(f"job-{number}")
-        faults = sorted((self.dice.uniform(4.0, SECONDS), self.dice.choice(FAULTS)) for _ in range(self.dice.randint(4, 12)))
+        number = self.dice.randint(3, 9)
+        faults = sorted((self.dice.uniform(4.0, SECONDS), self.dice.choice(FAULTS)) for _ in range(number))
         self.last_fault = self.began + faults[-1][0]
         while len(self.completed) < JOBS and not self.problems:
             elapsed = self.slurm.now - self.began
             if elapsed > PATIENCE:
-                self._problem(f"jobs do not end: {[(j.name, j.slurm_state, j.hold, j.reason) for j in self.slurm.jobs()]}")
+                states = [(job.name, job.slurm_state, job.hold, job.reason) for job in self.slurm.jobs_now()]
+                self._problem(f"jobs do not end: {states}")
                 break
             while faults and faults[0][0] <= elapsed:
                 self._strike(faults.pop(0)[1])
@@ -97,6 +105,7 @@ class Simulated:
             self._check()
         if not self.problems:
             self._check_actions()
+        self.site.controller.close()
         self.site.close()
         return self.problems
 
@@ -105,7 +114,8 @@ class Simulated:
             gpus = self.dice.choice((1, 1, 2))
             most = self.dice.randint(gpus, 4)
             options = (f"--gres=gpu:{gpus}", f"--mem={gpus}G")
-            self.jobs[name] = (options, most, {"seconds": self.dice.uniform(5.0, 40.0), "stop_seconds": self.dice.uniform(0.1, 3.0)}, None)
+            trainer = {"seconds": self.dice.uniform(5.0, 25.0), "stop_seconds": self.dice.uniform(0.1, 3.0)}
+            self.jobs[name] = (options, most, trainer, None)
         options, most, trainer, _ = self.jobs[name]
         slurm_job_id = self.site.add(*options, f"--job-name={name}", tag=f"min_gpus=1 max_gpus={most}", **trainer)
         self.slurm._show(self.slurm._one(slurm_job_id), name=name)
@@ -177,7 +187,8 @@ class Simulated:
             del self.slurm._jobs[job.slurm_job_id]
             self._submit(job.name)
         elif self.slurm.now - (job.ended or self.slurm.now) > QUIET / 2:  # time for the daemon to put it back
-            self._problem(f"{job.name} (job {job.slurm_job_id}) {job.slurm_state} with exit code {job.exit_code}, and nobody had killed it")
+            how = f"{job.slurm_state} with exit code {job.exit_code}"
+            self._problem(f"{job.name} (job {job.slurm_job_id}) {how}, and nobody had killed it")
 
     def _check(self):
         """What holds at every instant."""
@@ -220,18 +231,34 @@ class Simulated:
         self._event(f"RED: {text}")
 
 
+@cache
+def _empty_store():
+    """The bytes of a store without jobs: to make its tables takes longer than half a campaign."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, DATABASE)
+        Store.open(path).close()
+        return path.read_bytes()
+
+
+def _copy_empty_store(path):
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(_empty_store())
+    path.chmod(0o600)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.simulated", description=__doc__)
     parser.add_argument("--campaigns", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first campaign; the next one has the next number")
+    parser.add_argument("--without", nargs="*", default=[], choices=KNOWN, help="what the fake Slurm does not do")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    memory = Path("/dev/shm")
+    memory = Path("/dev/shm")  # noqa: S108  below it, a new directory for each campaign
     began, red, faults = time.monotonic(), [], Counter()
     for seed in range(args.seed, args.seed + args.campaigns):
         with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as base:
-            campaign = Simulated(seed, Path(base))
+            campaign = Simulated(seed, Path(base), **dict.fromkeys(args.without, False))
             problems = campaign.run()
         faults["events"] += len(campaign.events)
         faults["actions"] += campaign.actions

@@ -19,6 +19,7 @@ TRAIN = Path(__file__).parents[1] / "kills" / "train.py"
 LIVE = 4  # trainings at once
 STEP_SECONDS = 0.04
 VANISHED_SECONDS = 15.0  # for which Slurm's list has to lack a job
+ENDED_SECONDS = 20.0  # for which a job has to be shown as ended: the daemon may put it back
 SILENT_SECONDS = 90.0  # without a step, after which a person would look at a job that Slurm shows as running
 UNNOTICED_SECONDS = 15.0  # the same after a kill that Slurm is known not to notice
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
@@ -155,7 +156,7 @@ class Users:
             if asked - training.seen > VANISHED_SECONDS and training.submitted < asked - VANISHED_SECONDS:
                 if training.slurm_job_id is not None:
                     self.counts["vanished"] += 1
-                    self.events.add(f"{training.name} (job {training.slurm_job_id}) vanished from Slurm; submitted again")
+                    self.events.add(f"{training.name} (job {training.slurm_job_id}) vanished; submitted again")
                 self._submit(training)
             return
         job_id, state, started, reason = row
@@ -193,17 +194,17 @@ class Users:
             training.done = True
             self.counts["completed"] += 1
             return
+        if training.state != "COMPLETED" and asked - training.active[1] < ENDED_SECONDS:
+            return
         begun = unix_seconds(started) or training.submitted
-        if training.was_killed(begun, asked):
+        if training.was_killed(begun, training.active[1]):
             self.counts["failed_killed"] += 1
             self.events.add(f"{training.name} ended as {training.state} after a kill; submitted again")
         else:
             self.counts["failed"] += 1
             told = " although its training had finished" if finished else ""
-            self.problem(
-                f"{training.name} (job {training.slurm_job_id}) ended as {training.state}, and nobody had killed it{told}:"
-                f" {self._output(training)}"
-            )
+            what = f"{training.name} (job {training.slurm_job_id}) ended as {training.state}"
+            self.problem(f"{what}, and nobody had killed it{told}: {self._output(training)}")
         self._submit(training)
 
     def _output(self, training):

@@ -172,7 +172,8 @@ class FaultySlurm(FakeSlurm):
 
     def _start(self, job, nodes):
         late = self.kills_late and any(self.now < self._late_kills.get(name, 0.0) for name in nodes)
-        broken = self.loses_gres and self.now < self._gres_off_until and (job.shown.gpus_per_node or job.shown.gpus_total)
+        has_gpus = job.shown.gpus_per_node or job.shown.gpus_total
+        broken = self.loses_gres and self.now < self._gres_off_until and has_gpus
         if not broken:
             super()._start(job, nodes)
             if late:
