@@ -26,7 +26,7 @@ def parse():
     parser.add_argument("--seed", type=int, default=1, help="decides the faults and the trainings")
     parser.add_argument("--plain", action="store_true", help="Slurm alone: plain jobs, requeued, without metasched")
     parser.add_argument("--list", action="store_true", help="print the faults of the seed, and do nothing")
-    parser.add_argument("--events", type=Path, help="a file for all events")
+    parser.add_argument("--events", type=Path, help="a file for all events and the logs of daemon and slurmctld")
     return parser.parse_args()
 
 
@@ -48,7 +48,8 @@ def main():
             if args.events:
                 log = site.log() if (site.base / "daemon.log").exists() else ""
                 lines = [f"{at:8.2f}  {text}" for at, text in campaign.events.lines]
-                args.events.write_text("\n".join([*lines, "", log]))
+                controller = (cluster.layout.log / "slurmctld.log").read_text(errors="replace")
+                args.events.write_text("\n".join([*lines, "", log, "", controller]))
             site.close()
     print(campaign.table())  # noqa: T201
     if campaign.problems:

@@ -6,16 +6,14 @@ from collections import Counter
 from contextlib import ExitStack
 
 from metasched.devcluster import processes
-from metasched.devcluster.errors import CommandError, DevClusterError
+from metasched.devcluster.errors import DevClusterError
 from tests.campaign import faults
 from tests.campaign.injection import Injector, ServiceManager, StoreDisk, VoidError
 from tests.campaign.trainings import Users
 
 PATIENCE = 240.0  # seconds in which all trainings must end after the last fault, on a crowded machine
 ORPHAN_SECONDS = 45.0  # after the last job, for Slurm to end what it knows of
-NODE_SECONDS = 40.0  # for which a node may be out of service after the last fault that explains it
 BEFORE, AFTER = 40.0, 10.0  # seconds of the events around a problem that are printed
-SLURMS_OWN_DRAIN = "Duplicate jobid"  # a controller that lost a start drains the node when it starts the job again
 RESTART_EVENTS = ("slurm_restarted", "slurmctld_restarted", "controller_restarted")
 
 
@@ -56,8 +54,6 @@ class Campaign:
         self.struck, self.void = Counter(), Counter()
         self.problems = []  # (seconds from the start, text)
         self.counts = {}
-        self._nodes_at = 0.0  # when the nodes are looked at next, monotonic seconds
-        self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
 
     def run(self):
         """Let it happen; the attributes have the outcome."""
@@ -104,7 +100,6 @@ class Campaign:
                 self.events.add(f"{due[1]}: undone")
             if service is not None:
                 service.keep_running()
-            self._look_at_nodes(injector)
             time.sleep(0.05)
 
     def _await_end(self, injector, service, users):
@@ -113,36 +108,9 @@ class Campaign:
         while users.live() and time.monotonic() < until:
             if service is not None:
                 service.keep_running()
-            self._look_at_nodes(injector)
             time.sleep(0.2)
         for training in users.live():
             users.problem(f"{training.name} (job {training.slurm_job_id}) has not ended: {training.state}")
-
-    def _look_at_nodes(self, injector):
-        """Return a node to service that stays out of it without a fault, as an administrator would, and note it."""
-        now = time.monotonic()
-        if now < self._nodes_at:
-            return
-        self._nodes_at = now + 5.0
-        if self.site.cluster.status()["daemons"]["slurmctld"] is None:
-            return
-        try:
-            rows = self.site.cluster.run("sinfo", "-h", "-N", "-o", "%N %T %E", timeout=3).splitlines()
-        except CommandError:
-            return
-        for row in rows:
-            node, state, why = row.split(" ", 2)
-            explained = injector.down.get(node, 0.0) + NODE_SECONDS > now
-            if explained or not any(word in state for word in ("down", "drain", "fail")):
-                continue
-            text = f"node {node} is {state} ({why}); returned to service by hand"
-            if SLURMS_OWN_DRAIN in why and injector.controller_restarts:
-                self.slurms_hands += 1
-                self.events.add(text)
-            else:
-                self.problem(text)
-            injector.down[node] = now
-            injector._admin("scontrol", "update", f"nodename={node}", "state=resume")
 
     def problem(self, text):
         """Note what must not happen."""
@@ -155,7 +123,7 @@ class Campaign:
             self.site.daemon.wait(90)
 
     def _judge(self, injector, service, users):
-        hands = sum("by hand" in text for _, text in self.problems)
+        self.problems += injector.problems
         wrong = [(training, fault) for training in users.trainings for fault in users.judge(training)]
         for training, fault in wrong:
             self.problem(f"training-{training.number}: {fault}")
@@ -173,8 +141,8 @@ class Campaign:
             "trainings": len(users.trainings),
             "submissions": sum(training.submissions for training in users.trainings),
             **users.counts,
-            "hands": users.counts["hands"] + hands,
-            "hands_for_slurms_own_drains": self.slurms_hands,
+            "hands": users.counts["hands"] + len(injector.problems),
+            "hands_for_slurms_own_drains": injector.slurms_hands,
             "steps": kept,
             "steps_trained_again": again,
             "steps_twice_or_missing": len(wrong),

@@ -14,6 +14,9 @@ from metasched.devcluster.errors import CommandError, DevClusterError
 from tests.campaign import faults
 
 STORE_DISK_BYTES = 128 << 20
+NODE_SECONDS = 40.0  # for which a node may be out of service after the last fault that explains it
+LOOK_SECONDS = 5.0  # from one look at the nodes to the next
+SLURMS_OWN_DRAIN = "Duplicate jobid"  # a controller that lost a start drains the node when it starts the job again
 CHECKPOINT_WAIT = 2.0  # seconds for the beginning of a checkpoint
 ADMIN_TRIES = 30
 
@@ -114,6 +117,8 @@ class Injector:
         self.down = {}  # node: until when the campaign keeps it from service, monotonic seconds
         self.disk_full_until = 0.0
         self.controller_restarts = 0
+        self.problems = []  # (seconds from the start, text) of nodes that needed an administrator's hand
+        self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
         self._commands = Queue()
         self._busy = threading.Event()
         self._end = threading.Event()
@@ -259,7 +264,11 @@ class Injector:
         self._commands.put(command)
 
     def _run_commands(self):
+        looked = time.monotonic()
         while not self._end.is_set():
+            if time.monotonic() - looked > LOOK_SECONDS:
+                self._look_at_nodes()
+                looked = time.monotonic()
             try:
                 command = self._commands.get(timeout=0.2)
             except Empty:
@@ -277,6 +286,26 @@ class Injector:
             else:
                 self.events.add(f"given up: {command}")
             self._busy.clear()
+
+    def _look_at_nodes(self):
+        """Return a node to service that stays out of it without a fault, as an administrator would, and note it."""
+        try:
+            rows = self.cluster.run("sinfo", "-h", "-N", "-o", "%N %T %E", timeout=10).splitlines()
+        except CommandError:
+            return
+        for row in rows:
+            node, state, why = row.split(" ", 2)
+            explained = self.down.get(node, 0.0) + NODE_SECONDS > time.monotonic()
+            if explained or not any(word in state for word in ("down", "drain", "fail")):
+                continue
+            text = f"node {node} is {state} ({why}); returned to service by hand"
+            self.events.add(text)
+            if SLURMS_OWN_DRAIN in why and self.controller_restarts:
+                self.slurms_hands += 1
+            else:
+                self.problems.append((self.events.now(), text))
+            self._keep_from_service(node, 0.0)
+            self._admin("scontrol", "update", f"nodename={node}", "state=resume")
 
     # Trainings
 

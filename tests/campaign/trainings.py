@@ -184,7 +184,7 @@ class Users:
         if unnoticed:
             self.events.add(text)
         else:
-            self.problem(text)
+            self.problem(f"{text}: {self._output(training)}")
         training.active = (size, asked)
         self.site.cluster.run("scontrol", "requeue", training.slurm_job_id)
 
