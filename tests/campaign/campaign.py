@@ -142,7 +142,7 @@ class Campaign:
             "submissions": sum(training.submissions for training in users.trainings),
             **users.counts,
             "hands": users.counts["hands"] + len(injector.problems),
-            "hands_for_slurms_own_drains": injector.slurms_hands,
+            "hands_for_drains_by_slurmctld": injector.slurms_hands,
             "steps": kept,
             "steps_trained_again": again,
             "steps_twice_or_missing": len(wrong),

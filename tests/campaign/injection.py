@@ -200,6 +200,7 @@ class Injector:
     def _kill_controller(self, fault):
         self.cluster.kill_controller()
         self.controller_restarts += 1
+        self.users.controller_kills.append(time.time())
         return self.cluster.start_controller
 
     def _stop_controller(self, fault):

@@ -21,7 +21,16 @@ STEP_SECONDS = 0.04
 VANISHED_SECONDS = 15.0  # for which Slurm's list has to lack a job
 ENDED_SECONDS = 20.0  # for which a job has to be shown as ended: the daemon may put it back
 SILENT_SECONDS = 90.0  # without a step, after which a person would look at a job that Slurm shows as running
-UNNOTICED_SECONDS = 15.0  # the same after a kill that Slurm is known not to notice
+UNNOTICED_SECONDS = 25.0  # the same where Slurm is known not to notice that the job does not run
+COUNTS = (
+    "completed",
+    "failed_killed",
+    "failed",
+    "vanished",
+    "hands",
+    "hands_after_killed_slurmstepds",
+    "hands_for_runs_that_slurmctld_recovered",
+)
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 
 
@@ -92,8 +101,9 @@ class Users:
         self.plain = plain
         self.trainings = []
         self.finishing = False
+        self.controller_kills = []  # unix seconds
         self.problems = []  # (seconds from the start, text)
-        self.counts = dict.fromkeys(("completed", "failed_killed", "failed", "vanished", "hands", "excused_hands"), 0)
+        self.counts = dict.fromkeys(COUNTS, 0)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -176,15 +186,19 @@ class Users:
             training.active = (training.logs(), asked)
             return
         begun = unix_seconds(started) or since
-        unnoticed = any(at >= begun - 2 and kind in UNNOTICED_BY_SLURM for at, kind in training.strikes)
-        if asked - since < (UNNOTICED_SECONDS if unnoticed else SILENT_SECONDS):
+        cause = "hands"
+        if any(at >= begun - 2 and kind in UNNOTICED_BY_SLURM for at, kind in training.strikes):
+            cause = "hands_after_killed_slurmstepds"
+        elif any(at >= begun for at in self.controller_kills) and not training.trainers():
+            cause = "hands_for_runs_that_slurmctld_recovered"
+        if asked - since < (SILENT_SECONDS if cause == "hands" else UNNOTICED_SECONDS):
             return
         text = f"{training.name} (job {training.slurm_job_id}) is RUNNING and makes no step; requeued by hand"
-        self.counts["excused_hands" if unnoticed else "hands"] += 1
-        if unnoticed:
-            self.events.add(text)
-        else:
+        self.counts[cause] += 1
+        if cause == "hands":
             self.problem(f"{text}: {self._output(training)}")
+        else:
+            self.events.add(text)
         training.active = (size, asked)
         self.site.cluster.run("scontrol", "requeue", training.slurm_job_id)
 

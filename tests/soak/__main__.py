@@ -65,7 +65,8 @@ def resident_bytes(_site):
 
 
 MEASURES = {
-    "memory": Measure("MiB", MIB, 2 * MIB, resident_bytes),
+    "memory": Measure("MiB", MIB, 6 * MIB, resident_bytes),
+    "blocks of Python": Measure("thousands", 1e3, 10e3, lambda _: sys.getallocatedblocks()),
     "descriptors": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/fd").iterdir()))),
     "threads": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/task").iterdir()))),
     "store": Measure("MiB", MIB, 3 * MIB, store_bytes),
@@ -116,7 +117,7 @@ class Soak:
     def _submit(self):
         while self.next_arrival <= self.slurm.now:
             gpus = self.dice.choice((1, 1, 1, 2, 4))
-            options = (f"--gres=gpu:{gpus}", f"--mem={gpus}G", "-t", "600")
+            options = (f"--gres=gpu:{gpus}", f"--mem={gpus}G")
             self.site.add(*options, tag="min_gpus=1", seconds=self.dice.uniform(*WORK_SECONDS))
             self.submitted += 1
             self.next_arrival += self.dice.expovariate(1 / ARRIVAL_SECONDS)
