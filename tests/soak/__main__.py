@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import structlog
@@ -31,7 +32,6 @@ WORK_SECONDS = (4.0, 40.0)
 MIN_JOB_AGE = 60.0  # after which Slurm forgets an ended job
 KEPT = 1 / 16  # the part of the soak for which details are kept
 SAMPLES = 24
-WARM_UP = 1 / 4  # the part of the samples that no bound applies to
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 MIB = 2**20
 
@@ -135,13 +135,15 @@ class Soak:
         self.rows.append((ended, {name: measure.read(self.site) for name, measure in MEASURES.items()}))
 
     def growth(self, name):
-        """The growth of a measure for each 1,000 jobs: the slope of a line through the samples after the warm-up."""
-        rows = self.rows[int(len(self.rows) * WARM_UP) :]
-        jobs = [ended / 1000 for ended, _ in rows]
-        values = [row[name] for _, row in rows]
-        mean_jobs, mean = sum(jobs) / len(jobs), sum(values) / len(values)
-        spread = sum((x - mean_jobs) ** 2 for x in jobs)
-        return sum((x - mean_jobs) * (y - mean) for x, y in zip(jobs, values, strict=True)) / spread if spread else 0.0
+        """The growth of a measure for each 1,000 jobs: from the median of the second quarter to that of the last.
+
+        A median, as the copier of the store holds files open for moments.
+        """
+        quarter = len(self.rows) // 4
+        early, late = self.rows[quarter : 2 * quarter], self.rows[-quarter:]
+        jobs = median(ended for ended, _ in late) - median(ended for ended, _ in early)
+        grown = median(row[name] for _, row in late) - median(row[name] for _, row in early)
+        return 1000 * grown / jobs
 
     def excesses(self):
         """The measures that grow by more than their bounds, in words."""
