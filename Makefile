@@ -1,12 +1,17 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles any-input fuzz shim integrations slurm gpu test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles any-input fuzz shim integrations slurm gpu campaign fake-campaigns soak test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
 TESTS := lint types unit oracles shim integrations slurm
 KILLS ?= 200
+SECONDS ?= 180
+SEED ?= 1
+PLAIN ?=
+CAMPAIGNS ?= 2000
+HOURS ?= 24
 CLUSTERS ?= 10000
 EXAMPLES ?= 200
 INPUTS ?= 100000
@@ -14,7 +19,7 @@ SLURM ?= 22.05
 SUBSET ?=
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
@@ -55,7 +60,16 @@ fuzz: python ## INPUTS=100000 hostile inputs for each parser, guided by coverage
 	$(BIN)/pip install --quiet --no-deps atheris==3.0.0
 	$(BIN)/python -m tests.fuzz --runs $(INPUTS)
 
-test-kills: cluster ## KILLS=200 random kills of trainers, wrappers, Slurm and nodes; every training must stay whole
+campaign: cluster ## SECONDS=180 SEED=1 [PLAIN=yes]: random faults of daemon, Slurm, nodes and trainers on a private Slurm
+	$(BIN)/python -m tests.campaign --seconds $(SECONDS) --seed $(SEED) $(if $(PLAIN),--plain)
+
+fake-campaigns: python ## CAMPAIGNS=2000 SEED=1 campaigns on a fake Slurm with faults, and a simulated clock
+	$(BIN)/python -m tests.campaign.simulated --campaigns $(CAMPAIGNS) --seed $(SEED)
+
+soak: python ## HOURS=24 of a simulated clock in which thousands of jobs come and go: memory, files and store must not grow
+	$(BIN)/python -m tests.soak --hours $(HOURS)
+
+test-kills: python ## KILLS=200 random kills of one training's ranks, without Slurm; the training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)
 
 test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: tests on a cluster of several hosts in containers, which is removed afterwards

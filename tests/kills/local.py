@@ -209,7 +209,7 @@ def reference(epochs):
 
 def judge_parameters(witness):
     """What differs between the job's final parameters and the undisturbed ones."""
-    epochs = 1 + max(epoch for epoch, _ in witness.trained(witness.newest).values())
+    epochs = 1 + max(witness.history(), default=-1)
     expected, found = reference(epochs), torch.load(witness.directory / "final.pt")
     worst = max((found[name] - expected[name]).abs().max().item() for name in expected)
     return [f"parameters differ by {worst}"] if not worst < 1e-9 else []

@@ -97,6 +97,14 @@ def finish_asked(ctx, args):
     return bool(seen)
 
 
+def note_start(ctx, directory):
+    """Write the step that this generation resumed from, whole or not at all."""
+    if ctx.rank == 0:
+        partial = directory / f"starting-{ctx.generation}"
+        partial.write_text(str(ctx.step_count))
+        partial.rename(directory / f"started-{ctx.generation}")
+
+
 def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a private cluster's number for a fake GPU chooses a real one
     args = parse()
@@ -129,6 +137,7 @@ def main():
     optimizer = make_optimizer(net)
     loader = ctx.loader(data, global_batch=GLOBAL_BATCH, seed=1)
     ctx.track(model=model, optimizer=optimizer)
+    note_start(ctx, args.directory)
     log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:

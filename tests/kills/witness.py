@@ -58,7 +58,8 @@ def whole_checkpoints(directory, below=sys.maxsize):
 class Witness:
     """Watches a job's directory from before its first trainer on. A context manager.
 
-    `reports` has a directory of reports for each uid under which the job has run.
+    `reports` has a directory of reports for each uid under which the job has run, and for no other job; without it, the
+    files `started-GENERATION` of the script tell where each one resumed.
     """
 
     def __init__(self, directory, reports):
@@ -118,7 +119,10 @@ class Witness:
         return max(self.trained(generation), default=0)
 
     def starts(self):
-        """{generation: the step that its report says it resumed from}."""
+        """{generation: the step that its report, or else its script, says it resumed from}."""
+        if self.reports is None:
+            files = {number: self.directory / f"started-{number}" for number in self.claims}
+            return {number: int(path.read_text()) for number, path in files.items() if path.exists()}
         found = {}
         for path in self.reports.glob("*/incarnation-*.jsonl"):
             lines = path.read_text().splitlines()
@@ -136,18 +140,23 @@ class Witness:
             if begin != (newest.step if newest else 0):
                 wrong.append(f"generation {generation} resumed from step {begin} instead of from {newest}")
         if finished:
-            wrong += self._judge_history(starts)
+            wrong += self._judge_history()
         return wrong
 
-    def _judge_history(self, starts):
-        seen = {}
+    def history(self):
+        """{epoch: samples} of the steps that count: those that no later generation has trained again."""
+        starts, seen = self.starts(), {}
         ends = sys.maxsize
         for generation in sorted(starts, reverse=True):
             for step, (epoch, samples) in self.trained(generation).items():
                 if step <= ends:
                     seen.setdefault(epoch, []).extend(samples)
             ends = min(ends, starts[generation])
-        usual = sorted(seen[0])
+        return seen
+
+    def _judge_history(self):
+        seen = self.history()
+        usual = sorted(seen.get(0, []))
         wrong = [f"epoch {epoch} has {len(s)} samples" for epoch, s in seen.items() if sorted(s) != usual]
         if usual != list(range(len(usual))) or sorted(seen) != list(range(len(seen))):
             wrong.append(f"epochs {sorted(seen)}, of samples {usual}")

@@ -1,0 +1,190 @@
+"""Hours of jobs that come and go, on a simulated clock: `python -m tests.soak --hours 1`.
+
+The controller, the store and its copies are those of the daemon, in one process that lives as long as the soak; Slurm
+is the fake one. What the process and its directories hold is printed as a table. The exit status is 1 where something
+grows by more than its bound for each 1,000 jobs, once the first quarter of the jobs is over.
+"""
+
+import argparse
+import gc
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import structlog
+
+from metasched.configuration.file_names import COPIES, DATABASE
+from metasched.daemon.failover import StoreCopier
+from metasched.slurm.client import JobState
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
+from tests.unit.site import FakeSite
+
+NODES = tuple(FakeNode(f"n{number}", gpus=4) for number in range(1, 7))
+ARRIVAL_SECONDS = 1.8  # from one submission to the next, in the mean: 2,000 jobs an hour
+WORK_SECONDS = (4.0, 40.0)
+MIN_JOB_AGE = 60.0  # after which Slurm forgets an ended job
+KEPT = 1 / 16  # the part of the soak for which details are kept
+SAMPLES = 24
+ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+MIB = 2**20
+
+
+class Measure(NamedTuple):
+    """What is measured: its unit for the table, the value of one such unit, and the most growth for 1,000 jobs.
+
+    `bound` is None where growth is a matter of the configured retention, and is only printed.
+    """
+
+    unit: str
+    scale: float
+    bound: float | None
+    read: Callable
+
+
+def entries(directory):
+    """The number of files and directories below a directory."""
+    return sum(len(names) + len(files) for _, names, files in os.walk(directory))
+
+
+def store_bytes(site):
+    """The bytes of the store's file and its log."""
+    return sum(path.stat().st_size for path in (site.base / "state").glob(f"{DATABASE}*"))
+
+
+def resident_bytes(_site):
+    """The memory of this process, bytes."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+MEASURES = {
+    "memory": Measure("MiB", MIB, 6 * MIB, resident_bytes),
+    "blocks of Python": Measure("thousands", 1e3, 10e3, lambda _: sys.getallocatedblocks()),
+    "descriptors": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/fd").iterdir()))),
+    "threads": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/task").iterdir()))),
+    "store": Measure("MiB", MIB, 3 * MIB, store_bytes),
+    "mailbox": Measure("files", 1, 8, lambda site: entries(site.base / "shared" / "mailbox")),
+    "reports": Measure("files", 1, None, lambda site: entries(site.base / "shared" / "reports")),
+    "state": Measure("files", 1, 0.5, lambda site: entries(site.base / "state")),
+    "live jobs": Measure("", 1, None, lambda site: len(site.store.live_jobs())),
+}
+
+
+class Soak:
+    """A cluster, a controller, and jobs for so many hours.
+
+    Attributes:
+        rows: (jobs that have ended, {measure: value}) of each sample.
+    """
+
+    def __init__(self, base, hours, seed):
+        self.dice = random.Random(seed)  # noqa: S311  no secret
+        self.slurm = FakeSlurm(nodes=NODES)
+        self.began = self.slurm.now
+        self.until = self.began + hours * 3600
+        self.site = FakeSite(base, self.slurm, policy="las", poll_seconds=2.0, busy_poll_seconds=1.0)
+        config = self.site.config
+        history = config.history.model_copy(update={"days": hours / 24 * KEPT})
+        self.site.config = config.model_copy(update={"history": history})
+        self.site.start()
+        self.next_arrival = self.slurm.now
+        self.submitted = 0
+        self.rows = []
+
+    def run(self):
+        """Poll until the hours are over, and take samples on the way."""
+        pause = (self.until - self.began) / SAMPLES
+        next_sample = self.began + pause
+        database = self.site.base / "state" / DATABASE
+        with StoreCopier(database, self.site.base / "shared" / COPIES, 5.0):
+            while self.slurm.now < self.until:
+                self._submit()
+                self.slurm.tick(max(self.site.controller.poll(), 0.5))
+                self._forget()
+                if self.slurm.now >= next_sample:
+                    next_sample += pause
+                    self.sample()
+        self.site.controller.close()
+        self.site.close()
+
+    def _submit(self):
+        while self.next_arrival <= self.slurm.now:
+            gpus = self.dice.choice((1, 1, 1, 2, 4))
+            options = (f"--gres=gpu:{gpus}", f"--mem={gpus}G")
+            self.site.add(*options, tag="min_gpus=1", seconds=self.dice.uniform(*WORK_SECONDS))
+            self.submitted += 1
+            self.next_arrival += self.dice.expovariate(1 / ARRIVAL_SECONDS)
+
+    def _forget(self):
+        """Forget ended jobs, as Slurm does."""
+        self.slurm.calls.clear()
+        for name, job in list(self.slurm._jobs.items()):
+            if job.shown.state in ENDED and self.slurm.now - job.shown.ended > MIN_JOB_AGE:
+                del self.slurm._jobs[name]
+
+    def sample(self):
+        """Measure now."""
+        ended = self.submitted - len(self.site.store.live_jobs())
+        self.rows.append((ended, {name: measure.read(self.site) for name, measure in MEASURES.items()}))
+
+    def growth(self, name):
+        """The growth of a measure for each 1,000 jobs: from the median of the second quarter to that of the last.
+
+        A median, as the copier of the store holds files open for moments.
+        """
+        quarter = len(self.rows) // 4
+        early, late = self.rows[quarter : 2 * quarter], self.rows[-quarter:]
+        jobs = median(ended for ended, _ in late) - median(ended for ended, _ in early)
+        grown = median(row[name] for _, row in late) - median(row[name] for _, row in early)
+        return 1000 * grown / jobs
+
+    def excesses(self):
+        """The measures that grow by more than their bounds, in words."""
+        return [
+            f"{name} grows by {self.growth(name) / measure.scale:.2f} {measure.unit} for each 1,000 jobs; "
+            f"at most {measure.bound / measure.scale:g} is allowed"
+            for name, measure in MEASURES.items()
+            if measure.bound is not None and self.growth(name) > measure.bound
+        ]
+
+    def table(self):
+        """The samples, and the growth for each 1,000 jobs."""
+        heads = [f"{name}, {measure.unit}".rstrip(", ") for name, measure in MEASURES.items()]
+        rows = [["jobs", *heads]]
+        rows += [
+            [str(ended), *(f"{row[name] / measure.scale:.4g}" for name, measure in MEASURES.items())]
+            for ended, row in self.rows
+        ]
+        rows.append(["per 1,000", *(f"{self.growth(name) / m.scale:+.3g}" for name, m in MEASURES.items())])
+        limits = ("none" if m.bound is None else f"{m.bound / m.scale:g}" for m in MEASURES.values())
+        rows.append(["bound", *limits])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--hours", type=float, default=1.0, help="of the simulated clock")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="soak-") as base:
+        soak = Soak(Path(base), args.hours, args.seed)
+        soak.run()
+    print(soak.table())  # noqa: T201
+    print(*soak.excesses(), sep="\n")  # noqa: T201
+    seconds = time.monotonic() - began
+    print(f"{args.hours:g} h, {soak.submitted} jobs, {soak.site.controller.round_number} rounds in {seconds:.0f} s")  # noqa: T201
+    return bool(soak.excesses())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
