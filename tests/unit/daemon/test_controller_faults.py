@@ -115,7 +115,7 @@ def test_a_full_shared_disk_ends_neither_daemon_nor_jobs(site, monkeypatch):
     running = site.add("--gres=gpu:1", seconds=30)
     site.run(5)
 
-    def full(path, data):
+    def full(path, data, **_):
         raise mailboxes.MailboxError(os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
