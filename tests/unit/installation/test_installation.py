@@ -258,7 +258,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
     job_submit_lua.check_shared(job_submit_lua.read_plugin(settings), tmp_path / "link")
     slurm.settings = lambda: settings
     with pytest.raises(OtherSharedError, match="make them the same"):
-        process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
+        process._settings_of_slurm(FACTS.config, slurm)
 
 
 def test_an_operator_needs_the_plugin():
