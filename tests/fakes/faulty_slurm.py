@@ -7,7 +7,8 @@
   the node registers. Holds, releases, sizes and stamps since then are lost.
 - For GRES_SECONDS after its restart the controller's count of GPUs is off: jobs that it starts fail before their
   trainer does.
-- A node that was lost and is back at once ends the first run that starts there within LATE_KILL_SECONDS, by SIGTERM.
+- A node that was lost ends a run of a job that ran there before, by SIGTERM, if it starts there again within
+  LATE_KILL_SECONDS.
 """
 
 import random
@@ -74,7 +75,7 @@ class FaultySlurm(FakeSlurm):
         self.lost = []
         self._saved = {}
         self._gres_off_until = self.now
-        self._late_kills = {}  # node: until when
+        self._late_kills = {}  # (node, Slurm job id): until when
         self._save()
 
     # Faults
@@ -93,11 +94,12 @@ class FaultySlurm(FakeSlurm):
 
     def lose_node(self, name, seconds):
         """Lose a node, which is back after some seconds."""
+        lost = [job.slurm_job_id for job in self.jobs_now() if name in job.allocated]
         self.node_down(name)
 
         def back():
             self.node_up(name)
-            self._late_kills[name] = self.now + LATE_KILL_SECONDS
+            self._late_kills |= {(name, slurm_job_id): self.now + LATE_KILL_SECONDS for slurm_job_id in lost}
 
         self.after(seconds, back)
 
@@ -173,7 +175,9 @@ class FaultySlurm(FakeSlurm):
             super()._start_what_can()
 
     def _start(self, job, nodes):
-        late = self.kills_late and any(self.now < self._late_kills.get(name, 0.0) for name in nodes)
+        late = self.kills_late and any(
+            self.now < self._late_kills.get((name, job.shown.slurm_job_id), 0.0) for name in nodes
+        )
         has_gpus = job.shown.gpus_per_node or job.shown.gpus_total
         # A trainer with `not_launched` knows what its wrapper does then; the fake Slurm calls it by itself.
         broken = has_gpus and self.now < self._gres_off_until and not hasattr(job.trainer, "not_launched")

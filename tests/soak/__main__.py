@@ -53,6 +53,15 @@ def entries(directory):
     return sum(len(names) + len(files) for _, names, files in os.walk(directory))
 
 
+def left_in_mailbox(site):
+    """The number of directories and addresses in the mailbox of jobs that have ended."""
+    live = {job.uid for job in site.store.live_jobs()}
+    mailbox = site.base / "shared" / "mailbox"
+    owners = [path.name for path in mailbox.iterdir() if path.name != "address"]
+    owners += [path.read_text().strip() for path in (mailbox / "address").iterdir()]
+    return sum(uid not in live for uid in owners)
+
+
 def store_bytes(site):
     """The bytes of the store's file and its log."""
     return sum(path.stat().st_size for path in (site.base / "state").glob(f"{DATABASE}*"))
@@ -70,7 +79,7 @@ MEASURES = {
     "descriptors": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/fd").iterdir()))),
     "threads": Measure("", 1, 0.5, lambda _: len(list(Path("/proc/self/task").iterdir()))),
     "store": Measure("MiB", MIB, 3 * MIB, store_bytes),
-    "mailbox": Measure("files", 1, 8, lambda site: entries(site.base / "shared" / "mailbox")),
+    "left in mailbox": Measure("entries", 1, 0.5, left_in_mailbox),
     "reports": Measure("files", 1, None, lambda site: entries(site.base / "shared" / "reports")),
     "state": Measure("files", 1, 0.5, lambda site: entries(site.base / "state")),
     "live jobs": Measure("", 1, None, lambda site: len(site.store.live_jobs())),

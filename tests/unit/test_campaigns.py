@@ -44,7 +44,7 @@ def test_no_job_is_lost_or_fails_under_faults(tmp_path):
 
 
 @pytest.mark.xfail(reason=NOT_MENDED, strict=False)
-@pytest.mark.parametrize(("fault", "seeds"), [("loses_gres", (2, 3, 6)), ("kills_late", (2, 11, 16))])
+@pytest.mark.parametrize(("fault", "seeds"), [("loses_gres", (2, 3, 6)), ("kills_late", (2, 36, 48))])
 def test_no_job_fails_that_slurm_failed(tmp_path, fault, seeds):
     """A run whose trainer never started, or which Slurm ended for its predecessor, is put back."""
     others = dict.fromkeys({"loses_gres", "kills_late"} - {fault}, False)
