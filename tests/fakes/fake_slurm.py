@@ -148,6 +148,7 @@ class FakeSlurm:
         self._reachable = True
         self._boot_time = now - 86_400.0
         self._back_at = now
+        self._gpus_counted_from = now
 
     # SlurmClient
 
@@ -413,6 +414,7 @@ class FakeSlurm:
                 del self._jobs[slurm_job_id]
         self._next_id = max((job.shown.job_id for job in self._jobs.values()), default=0) + 1
         self._boot_time = self._back_at = self.now
+        self._gpus_counted_from = self._boot_time + GRES_SECONDS
 
     def restart(self, down_seconds: float = 0.0) -> None:
         """Restart the controller: nothing is lost, and commands wait for the controller, as Slurm's own do.
@@ -420,6 +422,7 @@ class FakeSlurm:
         Until the nodes have registered, it starts jobs with GPUs in which no step can be created.
         """
         self._boot_time = self._back_at = self.now + down_seconds
+        self._gpus_counted_from = self._boot_time + GRES_SECONDS
 
     # Inside
 
@@ -537,7 +540,7 @@ class FakeSlurm:
             allocated_cpus=dict.fromkeys(nodes, cpus),
             allocated_memory=dict.fromkeys(nodes, memory),
         )
-        if gpus and self.now < self._boot_time + GRES_SECONDS:
+        if gpus and self.now < self._gpus_counted_from:
             job.trainer.not_launched(self, job.shown)
             return
         self._compute(job)

@@ -17,14 +17,13 @@ from functools import partial
 from metasched.core.model import Hold
 from metasched.slurm.client import JobState, SlurmClient
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
-from tests.fakes.fake_slurm import FakeSlurm, Trainer
+from tests.fakes.fake_slurm import GRES_SECONDS, FakeSlurm
 
 SAVE_SECONDS = 5.0
 RETRY_SECONDS = 9.0
-GRES_SECONDS = 6.0
 LATE_KILL_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
-STEP_FAILS = 0.3  # seconds from a start to the error of its srun
+STEP_FAILS = 0.3  # seconds from a start to the end by a late kill
 TERMINATED = 128 + 15
 _RAN = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
 WRITES = frozenset(
@@ -62,7 +61,6 @@ class FaultySlurm(FakeSlurm):
 
     Attributes:
         away_until: when the controller answers again, unix seconds; in the past while it answers.
-        failed_at_start: (Slurm job id, unix seconds) of the runs that ended before their trainer started.
         lost: names of the jobs that a killed controller forgot.
     """
 
@@ -71,10 +69,8 @@ class FaultySlurm(FakeSlurm):
         self.dice = random.Random(seed)  # noqa: S311  no secret
         self.loses_gres, self.kills_late = loses_gres, kills_late
         self.away_until = self.now
-        self.failed_at_start = []
         self.lost = []
         self._saved = {}
-        self._gres_off_until = self.now
         self._late_kills = {}  # (node, Slurm job id): until when
         self._save()
 
@@ -84,9 +80,9 @@ class FaultySlurm(FakeSlurm):
         """Kill the controller, and start it again after some seconds."""
         self._roll_back()
         self.away_until = max(self.away_until, self.now + seconds)
+        self._boot_time = self.away_until
         if self.loses_gres:
-            self._boot_time = self.away_until
-            self._gres_off_until = self.away_until + GRES_SECONDS
+            self._gpus_counted_from = self.away_until + GRES_SECONDS
 
     def stop_controller(self, seconds):
         """Stop the controller's process, and continue it after some seconds."""
@@ -178,19 +174,9 @@ class FaultySlurm(FakeSlurm):
         late = self.kills_late and any(
             self.now < self._late_kills.get((name, job.shown.slurm_job_id), 0.0) for name in nodes
         )
-        has_gpus = job.shown.gpus_per_node or job.shown.gpus_total
-        # A trainer with `not_launched` knows what its wrapper does then; the fake Slurm calls it by itself.
-        broken = has_gpus and self.now < self._gres_off_until and not hasattr(job.trainer, "not_launched")
-        if not broken:
-            super()._start(job, nodes)
-            if late:
-                self.exit(job.shown.slurm_job_id, TERMINATED, after=STEP_FAILS)
-            return
-        self.failed_at_start.append((job.shown.slurm_job_id, self.now))
-        trainer, job.trainer = job.trainer, Trainer()
         super()._start(job, nodes)
-        job.trainer, job.computing_since = trainer, None
-        self.exit(job.shown.slurm_job_id, 1, after=STEP_FAILS)
+        if late:
+            self.exit(job.shown.slurm_job_id, TERMINATED, after=STEP_FAILS)
 
 
 class FaultyClient:

@@ -95,7 +95,11 @@ class ShimTrainer(Trainer):
         )
 
     def not_launched(self, slurm, job):
-        uid = (self.shared / "mailbox" / "address" / job.slurm_job_id).read_text().strip()
+        address = self.shared / "mailbox" / "address" / job.slurm_job_id
+        if not address.exists():
+            slurm.exit(job.slurm_job_id, 1, after=0.5)
+            return
+        uid = address.read_text().strip()
         lease = json.loads((self.shared / "mailbox" / uid / "lease.json").read_text())
         slurm.exit(job.slurm_job_id, 85 if lease["launch_retries"] else 1, after=0.5)  # as metasched-run does
 

@@ -8,7 +8,6 @@ from tests.campaign import faults
 from tests.campaign.simulated import POLICY_NAMES, Simulated
 
 CAMPAIGNS = 24
-NOT_MENDED = "the daemon does not notice restarts of slurmctld yet"
 
 
 def red(directory, seeds, **options):
@@ -43,7 +42,6 @@ def test_no_job_is_lost_or_fails_under_faults(tmp_path):
     assert red(tmp_path, range(CAMPAIGNS), loses_gres=False, kills_late=False) == {}
 
 
-@pytest.mark.xfail(reason=NOT_MENDED, strict=False)
 @pytest.mark.parametrize(("fault", "seeds"), [("loses_gres", (2, 3, 6)), ("kills_late", (2, 36, 48))])
 def test_no_job_fails_that_slurm_failed(tmp_path, fault, seeds):
     """A run whose trainer never started, or which Slurm ended for its predecessor, is put back."""
