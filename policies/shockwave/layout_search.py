@@ -24,7 +24,7 @@ Trials are compared by the objective alone, so many of them put off jobs that ga
 """
 
 
-def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -> Layout:
+def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *, trials: bool = True) -> Layout:
     """The best layout found; it is completed.
 
     Among those that are equally good, it is the one in which progress is made the earliest.
@@ -33,6 +33,7 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -
         market: the window.
         counts: a mode and a number of rounds for each job, and the prices.
         continued: what is left of an earlier schedule; None without one.
+        trials: whether other choices of single jobs are tried where the gap is large.
     """
     found = [] if continued is None else [continued]
     for layout in found:
@@ -41,7 +42,7 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -
     values = np.array([layout.objective() for layout in found])
     delays = np.array([layout.delay() for layout in found]) / market.window.rounds
     best = int((values - IMPATIENCE * delays).argmax())
-    if counts.bound - values[best] > CLOSE * abs(values[best]):
+    if trials and counts.bound - values[best] > CLOSE * abs(values[best]):
         return _improved(market, counts, found[best])
     return found[best]
 

@@ -139,9 +139,9 @@ def _plan(data: Mapping[str, Any]) -> Plan | None:
 
 def _solved(found: RoundMarket, last: Plan | None, begins: float) -> Plan:
     """The plan of the best schedule of the window that begins at an instant, after an earlier plan."""
-    if last is None:
-        return Plan.of(found, solve(found.market), begins)
-    return Plan.of(found, solve(found.market, last.schedule(found), last.elapsed(begins)), begins)
+    before, elapsed = (None, 0) if last is None else (last.schedule(found), last.elapsed(begins))
+    # Only the first round is certain, and trials compare by the objective, which does not know when a job runs.
+    return Plan.of(found, solve(found.market, before, elapsed, trials=False), begins)
 
 
 def _history(data: Mapping[str, Any]) -> ContentionHistory:
