@@ -11,14 +11,20 @@ from policies.shockwave.round_counts import PRECISION, RoundCounts
 IMPATIENCE = 0.9
 """The part of its worth that progress loses from the begin to the end of the window, where layouts are compared."""
 
+SPARE = 1
+"""The rounds that a job can miss and is urgent all the same, so that one round more does not make it late."""
+
 CLOSE = 1e-3
 """A layout whose gap to the bound is at most this, relative to its objective, is not improved further."""
 
-MOST_TRIALS, MOST_ROUNDS = 100, 40_000
-"""Layouts that are tried for an improvement, and the rounds of all jobs in them, at most."""
+MOST_TRIALS, LEAST_TRIALS, MOST_ROUNDS = 100, 1, 10_000
+"""Layouts that are tried for an improvement, at most and at least, and the rounds of all jobs in them, at most.
+
+Trials are compared by the objective alone, so many of them put off jobs that gain as much in a later round.
+"""
 
 
-def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -> Layout:
+def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *, trials: bool = True) -> Layout:
     """The best layout found; it is completed.
 
     Among those that are equally good, it is the one in which progress is made the earliest.
@@ -27,6 +33,7 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -
         market: the window.
         counts: a mode and a number of rounds for each job, and the prices.
         continued: what is left of an earlier schedule; None without one.
+        trials: whether other choices of single jobs are tried where the gap is large.
     """
     found = [] if continued is None else [continued]
     for layout in found:
@@ -35,7 +42,7 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None) -
     values = np.array([layout.objective() for layout in found])
     delays = np.array([layout.delay() for layout in found]) / market.window.rounds
     best = int((values - IMPATIENCE * delays).argmax())
-    if counts.bound - values[best] > CLOSE * abs(values[best]):
+    if trials and counts.bound - values[best] > CLOSE * abs(values[best]):
         return _improved(market, counts, found[best])
     return found[best]
 
@@ -53,8 +60,8 @@ def _orders(market: Market, counts: RoundCounts) -> list[Ints]:
     """Two orders in which jobs get their rounds, each as early as it can.
 
     In the first one, jobs whose rounds contribute the most for their price come first. In the second one, narrow jobs
-    fit around wide ones. Before all others are the jobs of which one round fewer would raise the longest remaining run
-    time.
+    fit around wide ones. Before all others are the jobs that need every round but ``SPARE``, lest the longest run time
+    grows. Those that need fewer rounds for that can wait: a later window finds them urgent if they are not served.
     """
     rows, jobs = counts.rows, np.arange(len(market.keys))
     needs = (market.needs / np.maximum(market.capacity, np.finfo(float).tiny)).max(axis=1, initial=0.0)[rows]
@@ -65,7 +72,9 @@ def _orders(market: Market, counts: RoundCounts) -> list[Ints]:
     gained, used = welfare[:, 1] - welfare[:, 0], np.maximum(counts.rounds, 1)
     worth = gained / (used * np.maximum(needs, np.finfo(float).tiny))
     fewer = market.progress(rows, np.maximum(seconds - market.window.round_seconds, 0.0)[:, None])
-    not_urgent = market.remaining(jobs, fewer)[:, 0] <= counts.longest
+    not_urgent = (market.remaining(jobs, fewer)[:, 0] <= counts.longest) | (
+        counts.rounds < market.window.rounds - SPARE
+    )
     return [np.lexsort((-worth, not_urgent)), np.lexsort((-worth, -needs, not_urgent))]
 
 
@@ -75,7 +84,7 @@ def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
     It matters for small windows alone, in which single rounds and gangs that do not fit together count for much.
     """
     choices, every = counts.choices, np.arange(len(counts.choices.jobs))
-    trials = min(MOST_TRIALS, MOST_ROUNDS // max(layout.runs.size, 1))
+    trials = min(MOST_TRIALS, max(MOST_ROUNDS // max(layout.runs.size, 1), LEAST_TRIALS))
     better = True
     while better and trials > 0:
         better = False

@@ -49,19 +49,21 @@ class ShockwaveParameters(PolicyParameters):
         samples: sampled trajectories whose expected progress counts (Appendix F); 0 for the mean trajectory.
         reactive: whether another batch of a job brings the round forward.
         elastic: whether elastic jobs choose among sizes; otherwise all have what they ask for.
+        whole_job: whether progress counts relative to the whole job (Eq. 8), rather than to the work that is left.
         by_account: whether the accounts' shares are weights, which their jobs divide.
         restart_seconds: assumed seconds of a restart of a job of which none was measured.
         background: whether the daemon plans in the background, rather than in the round.
         seed: of sampled trajectories.
     """
 
-    k: float = Field(default=10.0, ge=0, le=20)
-    regularisation: float = Field(default=0.04, ge=0)
+    k: float = Field(default=4.0, ge=0, le=20)
+    regularisation: float = Field(default=0.3, ge=0)
     window_rounds: int = Field(default=20, ge=2, le=200)
     predictor: Literal["restatement", "bayes", "greedy"] = "restatement"
     samples: int = Field(default=0, ge=0, le=1000)
     reactive: bool = True
     elastic: bool = False
+    whole_job: bool = False
     by_account: bool = False
     restart_seconds: float = Field(default=30.0, ge=0)
     background: bool = True
@@ -118,7 +120,7 @@ class Shockwave(Policy):
         given = self.parameters
         window = Window(given.window_rounds, snapshot.round_seconds, given.regularisation, elastic=given.elastic)
         prediction = Prediction(Estimator(given.predictor), given.samples, given.seed)
-        rules = MarketRules(window, given.k, prediction, given.restart_seconds, given.by_account)
+        rules = MarketRules(window, given.k, prediction, given.restart_seconds, given.by_account, given.whole_job)
         return round_market(snapshot, history, rules, begins)
 
 
@@ -137,9 +139,9 @@ def _plan(data: Mapping[str, Any]) -> Plan | None:
 
 def _solved(found: RoundMarket, last: Plan | None, begins: float) -> Plan:
     """The plan of the best schedule of the window that begins at an instant, after an earlier plan."""
-    if last is None:
-        return Plan.of(found, solve(found.market), begins)
-    return Plan.of(found, solve(found.market, last.schedule(found), last.elapsed(begins)), begins)
+    before, elapsed = (None, 0) if last is None else (last.schedule(found), last.elapsed(begins))
+    # Only the first round is certain, and trials compare by the objective, which does not know when a job runs.
+    return Plan.of(found, solve(found.market, before, elapsed, trials=False), begins)
 
 
 def _history(data: Mapping[str, Any]) -> ContentionHistory:

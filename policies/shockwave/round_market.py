@@ -37,6 +37,7 @@ class MarketRules:
         prediction: how regimes are predicted.
         restart_seconds: assumed seconds of a restart where none was measured.
         by_account: whether accounts have weights, which their jobs share.
+        whole_job: whether progress counts relative to the whole job, rather than to the work that is left.
     """
 
     window: Window
@@ -44,6 +45,7 @@ class MarketRules:
     prediction: Prediction
     restart_seconds: float
     by_account: bool
+    whole_job: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +155,7 @@ def _market(  # noqa: PLR0917
     sold = [
         MarketJob(
             job.uid,
-            known[job.uid].done,
+            known[job.uid].done if rules.whole_job else 0.0,
             modes[job.uid],
             budget,
             job.uid in pinned,

@@ -46,13 +46,14 @@ class Schedule:
         return difference / max(abs(self.objective), np.finfo(float).tiny) if difference else 0.0
 
 
-def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Schedule:
+def solve(market: Market, last: Schedule | None = None, elapsed: int = 0, *, trials: bool = True) -> Schedule:
     """The best schedule found.
 
     Args:
         market: the window.
         last: the schedule of an earlier window; jobs that it lacks or that are gone do not matter.
         elapsed: rounds between the begins of both windows.
+        trials: whether other choices of single jobs are tried, which may improve the objective and put off jobs.
 
     Returns:
         A schedule that leaves nothing free that a job could use. It is ``last``, continued and completed, unless the
@@ -63,7 +64,8 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0) -> Sch
     supply = np.maximum(pinned.free, 0.0).sum(axis=0)
     start = None if last is None else np.append(last.prices, last.load_share)
     counts = round_counts(market, supply, pinned.progress(), start)
-    best = best_layout(market, counts, None if last is None else _continued(market, last, elapsed))
+    continued = None if last is None else _continued(market, last, elapsed)
+    best = best_layout(market, counts, continued, trials=trials)
     return _schedule(market, best, counts.bound, counts.prices, counts.load_share)
 
 

@@ -21,6 +21,14 @@ from metasched.time_shares.round_mechanism import TimeShares
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.max_sum_throughput import MaxSumThroughput
+from policies.gavel.policies import (
+    GavelFinishTimeFairness,
+    GavelLas,
+    GavelLasParameters,
+    GavelMakespan,
+    GavelMakespanParameters,
+    GavelParameters,
+)
 from policies.shockwave.policy import Shockwave
 
 GPUS = 32
@@ -35,9 +43,14 @@ SOLVER = (
 )
 
 SHOCKWAVE = (24217.6, 9958.5, 1.784, 5.0)
+MIDDLE = (
+    "the artifact's program determines the least throughput or the largest rho alone, and its interior-point solver"
+    " chooses among the optima; our second stage maximises the others' throughput"
+)
 FORESIGHT = (
-    "the artifact knows which batch sizes each job will have, has finish-time fairness as constraints, and its k and"
-    " lambda are tuned to this trace; ours has budgets alone, its defaults, and knows the rule and the largest batch"
+    "the artifact knows which batch sizes each job will have, and its k and lambda are tuned to this trace; ours knows"
+    " the rule and the largest batch, has its defaults, and values progress relative to the work that is left: all"
+    " figures are to be at least as good"
 )
 
 
@@ -67,15 +80,15 @@ def figures(workload: Workload, policy: Policy, loop: type[ShockwaveLoop] = Shoc
 
 
 def rows(data: Path) -> list[Row]:
-    """The rows of four policies."""
+    """The rows of all policies."""
     folder = data / "shockwave"
     table = ThroughputTable.read(folder / "tacc_throughputs.json")
     workload = read_shockwave(folder / "traces" / TRACE, table, most_gpus=GPUS)
 
     names = (("makespan, s", 1), ("average JCT, s", 1), ("worst rho", 3), ("unfair, %", 1))
 
-    def row(policy: Policy, words: str, *theirs: float, reason: str = "") -> Row:
-        within = NEAR if reason else None
+    def row(policy: Policy, words: str, *theirs: float, reason: str = "", near: float = NEAR) -> Row:
+        within = near if reason else None
         measures = tuple(
             Measure(n, value, digits, within=within) for (n, digits), value in zip(names, theirs, strict=True)
         )
@@ -84,11 +97,17 @@ def rows(data: Path) -> list[Row]:
     plain = TimeShareParameters(recompute_seconds=RECOMPUTE, carry=False)
     fair = GandivaFairParameters(recompute_seconds=RECOMPUTE, carry=False, as_published=True)
     allox = AlloXParameters(recompute_seconds=RECOMPUTE, carry=False, alpha=0.2, as_published=True)
+    gavel = plain.model_dump()
+    ftf = GavelFinishTimeFairness(GavelParameters(**gavel))
+    makespan = GavelMakespanParameters(**gavel)
     return [
         row(MaxSumThroughput(plain), "max_sum_throughput", 31909.0, 9654.7, 4.976, 25.0, reason=SOLVER),
         row(Rounded(plain), "max_sum_throughput, all shares rounded", 31649.6, 9583.9, 4.840, 25.0),
         row(GandivaFair(fair), "gandiva_fair as_published=true", 32367.4, 12574.3, 1.854, 51.7),
         row(AlloX(allox), "allox alpha=0.2 as_published=true", 32488.6, 9926.3, 4.964, 27.5),
+        row(GavelLas(GavelLasParameters(**gavel)), "gavel_las", 33207.7, 11274.1, 2.947, 25.0, reason=MIDDLE),
+        row(GavelMakespan(makespan), "gavel_makespan", 24204.8, 19806.7, 7.741, 74.2, reason=MIDDLE, near=0.07),
+        row(ftf, "gavel_ftf", 31928.7, 11302.0, 3.438, 22.5, reason=MIDDLE, near=0.23),
         Row(
             "Shockwave",
             "120 jobs, 32 GPUs",

@@ -66,6 +66,14 @@ def test_a_job_that_waits_has_a_planned_run_later():
     assert json.loads(json.dumps(result.state.data)) == result.state.data
 
 
+@pytest.mark.parametrize(("whole_job", "first"), [(False, "nearly"), (True, "new")])
+def test_progress_counts_relative_to_the_work_that_is_left(whole_job, first):
+    """A job that is nearly done is ended first; relative to the whole job, its last steps would be worth little."""
+    nearly = work("nearly", 4, 20_000.0).evolve(progress_steps=0.9 * 80_000.0)
+    result = decide([nearly, work("new", 4, 4_000.0)], nodes(1), shockwave(k=0.0, whole_job=whole_job))
+    assert set(result.targets) == {first}
+
+
 def test_the_plan_is_followed_and_gone_jobs_are_pruned():
     """Between answers, a later round runs what was planned; a gap goes to others, and arrivals join."""
     policy = shockwave(background=True)
