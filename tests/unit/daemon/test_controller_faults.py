@@ -331,9 +331,10 @@ def test_a_job_with_an_unknown_gpu_type_runs_once_a_node_has_the_type(site):
 def test_the_last_task_of_an_array_is_held_alone(site):
     """The last task has the array's own job id, by which Slurm would hold the other tasks, too."""
     array = site.add("--array=0-1", "--gres=gpu:4", seconds=30)
-    site.run_until(lambda: site.state(f"{array}_0") is JobState.RUNNING)
-    assert site.slurm.job(f"{array}_0").job_id == int(array)
-    site.slurm.exit(f"{array}_0", 85)
+    last = f"{array}_1"
+    site.run_until(lambda: site.state(last) is JobState.RUNNING)
+    assert site.slurm.job(last).job_id == int(array)
+    site.slurm.exit(last, 85)
     site.run_until(completed(site, f"{array}_0", f"{array}_1"))
     assert not [call for call in site.slurm.calls if call == ("hold", array)]
 
