@@ -18,9 +18,9 @@ from metasched.time_shares.round_mechanism import (
     priorities,
 )
 from policies.gavel.policies import GavelLas, GavelLasParameters
+from tests.oracles.test_small_shares import EVERY
 from tests.unit.gavel_tables import known_job
 from tests.unit.rounds import ROUND, Rounds
-from tests.unit.time_shares.test_small_shares import EVERY
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ import sys
 from pathlib import Path
 from metasched.store import JobRecord, Store
 from metasched.shared_dir.mailbox import Mailbox
-from tests.unit.test_power_loss import UID, commit, lease, save
+from tests.campaign.test_power_loss import UID, commit, lease, save
 from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation
 
