@@ -107,6 +107,23 @@ def make_policy(config: Config, registry: Registry) -> Policy:
     return policy
 
 
+class ReloadRequests:
+    """SIGHUP as a request to reload the configuration, from the construction on: no SIGHUP ends the process."""
+
+    def __init__(self) -> None:
+        self._pending = False
+        signal.signal(signal.SIGHUP, self._on_hangup)
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._pending = True
+
+    def take(self) -> bool:
+        """Whether a request has come since the last call."""
+        pending, self._pending = self._pending, False
+        return pending
+
+
 class Daemon:
     """Polls until a signal or an error ends it; SIGTERM and SIGINT end it, SIGHUP reloads the configuration.
 
@@ -121,6 +138,7 @@ class Daemon:
         policy: the configured policy.
         store: opened in this thread.
         copier: of the store.
+        reloads: requests to reload the configuration, some of which may have come already.
     """
 
     def __init__(  # noqa: PLR0917  its collaborators
@@ -132,6 +150,7 @@ class Daemon:
         policy: Policy,
         store: Store,
         copier: StoreCopier,
+        reloads: ReloadRequests,
     ) -> None:
         self._path = path
         self._config = config
@@ -143,7 +162,7 @@ class Daemon:
         self._controller: Controller | None = None
         self._copier = copier
         self._stopping = False
-        self._reload = False
+        self._reloads = reloads
         self._due = 0.0
         self._failure: Exception | None = None
         self._scheduler = ClockTolerantScheduler(executors={"default": DebugExecutor()}, timezone=dt.UTC)
@@ -154,7 +173,7 @@ class Daemon:
         Raises:
             MetaschedError: the store or the lock is lost.
         """
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._scheduler.add_listener(lambda _: self._scheduler.shutdown(wait=False), EVENT_JOB_REMOVED)
         # With the default grace time a poll that is a second late, for example after a stall, is silently dropped.
@@ -172,16 +191,12 @@ class Daemon:
         return None if self._stopping else min(self._due - time.monotonic(), TICK_SECONDS)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGHUP:
-            self._reload = True
-        else:
-            self._stopping = True
+        del number, frame
+        self._stopping = True
 
     def _tick(self) -> None:
         try:
-            if self._reload:
-                self._reload = False
+            if self._reloads.take():
                 self._reload_config()
                 self._due = 0.0
             if not self._stopping and time.monotonic() >= self._due:
@@ -253,6 +268,7 @@ def run(path: Path, *, standby: bool = False) -> None:
     Raises:
         MetaschedError: the daemon cannot start, or cannot continue; the message says why and what to do.
     """
+    reloads = ReloadRequests()
     registry = installed_policies()
     config = load(path, registry)
     configure_logs(config.log)
@@ -284,7 +300,7 @@ def run(path: Path, *, standby: bool = False) -> None:
 
                 log.info("started", config=str(path), policy=config.policy.name)
                 notify("READY=1", f"STATUS=schedules under policy {config.policy.name}")
-                Daemon(path, config, registry, controller, policy, store, copier).run()
+                Daemon(path, config, registry, controller, policy, store, copier, reloads).run()
             finally:
                 notify("STOPPING=1")
                 client.close()

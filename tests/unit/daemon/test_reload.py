@@ -1,5 +1,7 @@
 """Reloads of the configuration, and configurations that cannot be used."""
 
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ from metasched.configuration.config import load
 from metasched.core.policy import Policy, Registry
 from metasched.daemon import process
 from metasched.daemon.background_solver import NotPortableError
-from metasched.daemon.process import Daemon, PolicyStartError, make_policy
+from metasched.daemon.process import Daemon, PolicyStartError, ReloadRequests, make_policy
 
 
 class Toy(Policy):
@@ -79,7 +81,7 @@ def test_a_reload_is_applied_whole_or_refused_with_the_reason(registry, write, m
     path, done = write(), []
     controller = SimpleNamespace(reconfigure=lambda config, policy: done.append(policy))
     copier, store = SimpleNamespace(every=0.0), SimpleNamespace()
-    made = Daemon(path, load(path, registry), registry, lambda *_: controller, Toy(), store, copier)
+    made = Daemon(path, load(path, registry), registry, lambda *_: controller, Toy(), store, copier, None)
     made._controller = controller
     write(*change)
     with capture_logs() as logs:
@@ -87,3 +89,15 @@ def test_a_reload_is_applied_whole_or_refused_with_the_reason(registry, write, m
     assert bool(done) is not bool(refused)
     assert [entry["event"] for entry in logs] == ["reload_refused" if refused else "reloaded"]
     assert refused in str(logs[0])
+
+
+def test_a_reload_may_be_asked_for_before_the_daemon_polls():
+    """While it stands by or waits for Slurm: SIGHUP does not end it, and is followed once."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        reloads = ReloadRequests()
+        assert not reloads.take()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert [reloads.take(), reloads.take()] == [True, False]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -57,7 +57,7 @@ def daemon_of(site):
         settings = site.slurm.settings()
         return Controller(config, site.slurm, settings, site.store, mailbox, policy, clock=lambda: site.slurm.now)
 
-    return Daemon(site.base, site.config, None, controller, Fifo(), site.store, SimpleNamespace(every=0.0))
+    return Daemon(site.base, site.config, None, controller, Fifo(), site.store, SimpleNamespace(every=0.0), None)
 
 
 def polls(daemon, site, count):
