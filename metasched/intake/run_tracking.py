@@ -36,6 +36,8 @@ SUSPEND_SECONDS = 10.0
 """Time after which a suspension by the daemon that Slurm does not show counts as never carried out."""
 MISSING_SECONDS = 30.0
 """Time after which a job that Slurm does not list counts as gone."""
+RECOVERED_SECONDS = 30.0
+"""Time in which Slurm may find out by itself that no node has the run that a restarted controller has recovered."""
 NEVER_STARTABLE = "BadConstraints"
 """Slurm's pending reason of a released job that it holds, since it could never start the job."""
 LAUNCH_FAILED = "launch_failed"
@@ -114,6 +116,7 @@ class RunTracking:
         self._reports = reports
         self._forget = forget
         self._missing_since: dict[str, float] = {}  # by uid
+        self._recovered_since: dict[str, float] = {}  # by uid
         self._restarts: Mapping[str, int] = {}  # Slurm's restart counts in the last poll, by uid
 
     def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
@@ -144,6 +147,7 @@ class RunTracking:
             else:
                 over[uid] = job
         self._restarts = {uid: job.slurm.restarts for uid, job in jobs.items()}
+        self._recovered_since = {uid: since for uid, since in self._recovered_since.items() if uid in jobs}
         # Last reports come last: those of one ended job may be as long as all others together.
         finished = sum(self._finish(record, over[record.uid].slurm, now) for record in turns if record.uid in over)
         return TrackedRuns(live, finished + self._finish_vanished(observation.missing, now))
@@ -172,6 +176,7 @@ class RunTracking:
         """
         run = record.current
         if status in (Status.HELD, Status.QUEUED):
+            self._recovered_since.pop(record.uid, None)
             return run is not None and self._follow_waiting(record, run, slurm, status, now, retries)
         placement = observed_placement(slurm, inventory.gpu_type)
         if status is Status.STOPPING or slurm.started is None or placement is None:
@@ -179,6 +184,8 @@ class RunTracking:
         if run is not None and run.started is not None and slurm.started > run.started + 1:
             self._close_run(record, run, slurm.started)  # it ended and began again between two polls
             run = None
+        if (run is None or run.started is None) and self._is_recovered(record, slurm):
+            return self._requeue_recovered(record, slurm, now)
         if run is None:
             text = "Slurm started it though no plan asked for it"
             self._store.event("started_without_us", text, uid=record.uid, at=now)
@@ -189,6 +196,32 @@ class RunTracking:
             self._writes.once(slurm.slurm_job_id, "hold", lambda: self._client.hold(slurm.slurm_job_id))
             return self._clear_not_before(record) or news
         return self._follow_suspension(run, status, now)
+
+    def _is_recovered(self, record: JobRecord, slurm: SlurmJob) -> bool:
+        """Whether the run that Slurm lists is one that has ended: a controller that crashed has forgotten the end."""
+        starts = [run.started for run in self._store.runs(record.uid) if run.started is not None]
+        return bool(starts) and slurm.started is not None and slurm.started <= starts[-1] + 1
+
+    def _requeue_recovered(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
+        """Requeue a job that no node runs, where Slurm does not find that out by itself within ``RECOVERED_SECONDS``.
+
+        Returns:
+            Whether the record has changed: a release that came to nothing is withdrawn.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        since = min(self._recovered_since.setdefault(record.uid, now), now)  # the clock may have been set back
+        if now - since < RECOVERED_SECONDS or not self._writes.once(
+            slurm.slurm_job_id, "requeue_hold", lambda: self._client.requeue_hold(slurm.slurm_job_id)
+        ):
+            return False
+        text = "Slurm listed a run as running that had ended; put back"
+        self._store.event("recovered_run", text, uid=record.uid, at=now)
+        if record.current is None:
+            return False
+        self._store.run_ended(record.uid, record.current.run, now, EndCause.WITHDRAWN)
+        return True
 
     def _rescued(self, record: JobRecord, slurm: SlurmJob, now: float, retries: Retries) -> bool:
         """Requeue a job whose run ended as failed, where the job itself is not to blame.

@@ -11,6 +11,7 @@ from tests.slurm.site import ROOT
 
 TRIALS, STEPS = 8, 40
 GATES = (5, 10, 20, STEPS)
+TAG = "metasched min_gpus=1 max_gpus=4"
 """The last steps of the phases."""
 DEPENDENTS = (("afterok", "_0"), ("afterany", ""))
 """Of the winner, and of the whole array, which ends although tasks are cancelled."""
@@ -27,12 +28,20 @@ def final_checkpoints(site, uid):
     return sum(isinstance(one, CheckpointReport) and one.cause == "final" for one in reports)
 
 
+def assert_replays(site):
+    """The policy decides every stored round in the same way again."""
+    argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "replay", "--last", "1000"]
+    replayed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert replayed.returncode == 0, replayed.stdout
+    assert replayed.stdout.endswith(" 0 rounds with differences\n")
+
+
 @pytest.mark.parametrize("policy", ["las", "themis"])
 def test_an_array_is_halved_to_one(site, policy):
-    """Losers end for good, although the daemon is killed after it has chosen them; the winner trains to its end."""
+    """Losers end for good, although the daemon is killed after it has chosen them; the winner grows, and trains on."""
     site.configure(policy=policy)
     site.start()
-    array = site.submit(SCRIPT, f"--array=0-{TRIALS - 1}", "--gres=gpu:1", tag=f"metasched tuner=halving,steps={STEPS}")
+    array = site.submit(SCRIPT, f"--array=0-{TRIALS - 1}", "--gres=gpu:1", tag=f"{TAG} tuner=halving,steps={STEPS}")
     directory = site.base / f"job-{site.number}"
     (directory / "deaf").touch()
     after = [site.submit("true", f"--dependency={kind}:{array}{of}", tag=None) for kind, of in DEPENDENTS]
@@ -57,6 +66,8 @@ def test_an_array_is_halved_to_one(site, policy):
     assert losers.keys() <= set(tasks[TRIALS // 2 :])
     (directory / "deaf").unlink()
     site.start()
+    other = site.submit("sleep 600", "--array=0-3", "--gres=gpu:4", tag=TAG)
+    site.wait(lambda: any((job := site.job(f"{other}_{task}")) and job.status == "running" for task in range(4)))
     for gate in GATES[1:-1]:
         (directory / f"gate-{gate}").touch()
 
@@ -64,6 +75,8 @@ def test_an_array_is_halved_to_one(site, policy):
         return site.wait(lambda: (job := site.job(task)) and job.finished and job)
 
     losers_ended = [end_of(task) for task in tasks[1:]]
+    site.cluster.run("scancel", other)
+    site.wait(lambda: (job := site.job(tasks[0])) is not None and sum(job.nodes.values()) == 4)
     (directory / f"gate-{STEPS}").touch()
     ended = [end_of(tasks[0]), *losers_ended]
 
@@ -90,7 +103,4 @@ def test_an_array_is_halved_to_one(site, policy):
     assert all(len(runs) <= 2 for runs in runs_of_losers)
 
     site.wait(lambda: not site.cluster.run("squeue", "-h", "-j", ",".join(after), "-t", "PD,R,CG").split())
-    argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "replay", "--last", "1000"]
-    replayed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert replayed.returncode == 0, replayed.stdout
-    assert replayed.stdout.endswith(" 0 rounds with differences\n")
+    assert_replays(site)

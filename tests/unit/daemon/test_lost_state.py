@@ -6,7 +6,7 @@ from rich.console import Console
 from metasched.cli.status_tables import overview
 from metasched.shared_dir.published_status import read as read_status
 from metasched.slurm.client import JobState
-from tests.fakes.fake_slurm import FakeSlurm
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import FakeSite
 
 
@@ -53,6 +53,26 @@ def test_a_trained_job_that_slurm_says_has_failed_counts_as_completed(site, caus
     site.run(6)
     assert told(site, uid)[:2] == (state, state.lower())
     assert site.state(job) is JobState.FAILED
+
+
+def test_a_run_that_slurm_shows_again_after_its_end_is_put_back(site):
+    """No node has it; the job runs again, as the next run, and nothing counts as started without a plan."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(6)
+    uid, before = site.record(job).uid, site.slurm.job(job)
+    site.slurm.requeue_hold(job)
+    site.run(1)
+    fake = site.slurm._jobs[job]
+    fake.shown, fake.trainer, kept = before, Trainer(), fake.trainer  # the controller has forgotten the end
+    site.run(24)
+    assert [run.started is not None for run in site.store.runs(uid)] in ([True], [True, False])
+    fake.trainer = kept
+    site.run_until(lambda: site.state(job) is JobState.COMPLETED, 200)
+    kinds = [event.kind for event in site.store.recent_events(1000, uid)]
+    assert kinds.count("recovered_run") == 1
+    assert "started_without_us" not in kinds
+    assert sum(run.started is not None for run in site.store.runs(uid)) == 2
 
 
 def test_the_status_names_nodes_that_were_drained_for_a_reused_id(site):
