@@ -21,7 +21,7 @@ def test_an_exclusive_job_runs_once_while_another_process_locks_the_database(sit
     """--exclusive gives the job all GPUs of its node; it is not stopped for that. The lock ends no daemon."""
     site.start()
     job = site.submit("sleep 8", "--exclusive", "--gres=gpu:2")
-    site.wait(lambda: f"start {job}" in site.log())
+    site.wait(lambda: f"start {job}" in site.log() and site.status())
     with closing(sqlite3.connect(site.base / "state" / "metasched.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         site.wait(lambda: "process" in site.status().store)
