@@ -29,7 +29,7 @@ from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDIC
 from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
-from contrib.reproductions.stored_results import Results, add_results, print_tables
+from contrib.reproductions.stored_results import Results, add_tables, print_tables
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy, installed_policies
 from metasched.simulator.metrics import Metrics
@@ -337,9 +337,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
     parser.add_argument("--scale", type=common.positive, default=8, help="number of traces of each set")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
+    add_tables(parser, TABLES)
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces (default: all)")
-    add_results(parser)
     options = parser.parse_args(given)
     data = Data(options.data / "pollux", options.scale)
     sets = {name: traces for name, traces in data.sets().items() if not options.sets or name in options.sets}

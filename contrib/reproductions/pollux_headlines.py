@@ -26,7 +26,7 @@ from contrib.benchmarks import common
 from contrib.reproductions.parity_rows.pollux import NODES, SETTINGS, TIRESIAS
 from contrib.reproductions.pollux_iteration import fitted
 from contrib.reproductions.published_loops.pollux import PolluxLoop
-from contrib.reproductions.stored_results import Results, add_results, means, print_tables
+from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
 from contrib.reproductions.typed_training import on_types
 from metasched.core.policy import Policy
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux
@@ -412,10 +412,9 @@ def main(given: Sequence[str] | None = None) -> int:
     """Simulate, and print the tables; returns the exit status."""
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), help="tables")
+    add_tables(parser, TABLES)
     parser.add_argument("--workloads", nargs="+", type=common.positive, default=[], help="numbers (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of nodes and jobs")
-    add_results(parser)
     options = parser.parse_args(given)
     runs = Headlines(options.data / "pollux", options.workloads, options.scale, Results(options.results))
     tables = {name: partial(table, runs) for name, table in TABLES.items()}

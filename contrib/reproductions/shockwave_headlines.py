@@ -14,14 +14,14 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from contrib.benchmarks import common
-from contrib.reproductions.stored_results import Results, add_results, means, print_tables
+from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
 from metasched.core.model import Decision, Node, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.simulator.generate.shockwave import ShockwaveWorkloadParameters, shockwave_jobs
@@ -65,6 +65,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "gavel_makespan": GavelMakespan,
 }
 """The paper's Gavel is ``gavel_las``, MST ``max_sum_throughput``, and OSSP ``gavel_makespan``."""
+FAIR_POLICIES = ("shockwave", "themis", "gavel_ftf", "gavel_las")
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "defaults": {},
@@ -195,13 +196,18 @@ def cells(row: Figures, ours: Figures) -> str:
     )
 
 
+def rows(runs: Headlines, label: str, policies: Iterable[str], **case: Any) -> Iterator[str]:
+    """A row for each policy on one case, compared with Shockwave on it; ``label`` is the text before the policy."""
+    ours = runs.mean(**case)
+    for policy in policies:
+        yield f"| {label}{policy} | {cells(runs.mean(policy=policy, **case), ours)}"
+
+
 def compare(runs: Headlines) -> Iterator[str]:
     """Figure 7: 120 jobs on 32 GPUs (paper: makespan 1.3 x, worst rho 2 x, unfair jobs 2.7 x those of Shockwave)."""
     yield f"| policy | {HEAD} |"
     yield f"|---|{RULE}"
-    ours = runs.mean()
-    for policy in POLICIES:
-        yield f"| {policy} | {cells(runs.mean(policy=policy), ours)}"
+    yield from rows(runs, "", POLICIES)
 
 
 def sizes(runs: Headlines) -> Iterator[str]:
@@ -209,9 +215,7 @@ def sizes(runs: Headlines) -> Iterator[str]:
     yield f"| GPUs | policy | {HEAD} |"
     yield f"|---|---|{RULE}"
     for gpus, jobs in SIZES.items():
-        ours = runs.mean(gpus=gpus, jobs=jobs)
-        for policy in POLICIES:
-            yield f"| {gpus} | {policy} | {cells(runs.mean(policy=policy, gpus=gpus, jobs=jobs), ours)}"
+        yield from rows(runs, f"{gpus} | ", POLICIES, gpus=gpus, jobs=jobs)
 
 
 def mixes(runs: Headlines) -> Iterator[str]:
@@ -219,9 +223,7 @@ def mixes(runs: Headlines) -> Iterator[str]:
     yield f"| mix | policy | {HEAD} |"
     yield f"|---|---|{RULE}"
     for mix in MIXES:
-        ours = runs.mean(mix=mix)
-        for policy in ("shockwave", "themis", "gavel_ftf", "gavel_las"):
-            yield f"| {mix} | {policy} | {cells(runs.mean(policy=policy, mix=mix), ours)}"
+        yield from rows(runs, f"{mix} | ", FAIR_POLICIES, mix=mix)
 
 
 def noise(runs: Headlines) -> Iterator[str]:
@@ -239,9 +241,7 @@ def contention(runs: Headlines) -> Iterator[str]:
     yield f"|---|---|{RULE}"
     for factor in CONTENTIONS:
         jobs = round(TRACE_JOBS * factor / max(CONTENTIONS))
-        ours = runs.mean(jobs=jobs)
-        for policy in ("shockwave", "themis", "gavel_ftf", "gavel_las"):
-            yield f"| {factor:g} | {policy} | {cells(runs.mean(policy=policy, jobs=jobs), ours)}"
+        yield from rows(runs, f"{factor:g} | ", FAIR_POLICIES, jobs=jobs)
 
 
 def ablations(runs: Headlines) -> Iterator[str]:
@@ -269,10 +269,9 @@ def main(given: Sequence[str] | None = None) -> int:
     """Simulate, and print the tables; returns the exit status."""
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), help="tables")
+    add_tables(parser, TABLES)
     parser.add_argument("--seeds", nargs="+", type=common.positive, default=[1, 2, 3], help="of the workloads")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the jobs and nodes")
-    add_results(parser)
     options = parser.parse_args(given)
     table = ThroughputTable.read(Path(options.data) / "shockwave" / "tacc_throughputs.json")
     runs = Headlines(table, options.seeds, options.scale, Results(options.results))

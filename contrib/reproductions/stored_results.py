@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,13 @@ from contrib.benchmarks import common
 def add_results(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--results``, the file of finished simulations."""
     parser.add_argument("--results", type=Path, help="file of finished simulations, which another run skips")
+
+
+def add_tables(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add the options ``--only``, the names of tables to print, by default all, and ``--results``."""
+    known = list(names)
+    parser.add_argument("--only", nargs="+", choices=known, default=known, help="tables")
+    add_results(parser)
 
 
 def read_results(file: Path | None) -> list[dict[str, Any]]:

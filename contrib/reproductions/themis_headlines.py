@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
-from contrib.reproductions.stored_results import Results, add_results, means, print_tables
+from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy
 from metasched.simulator.generate.themis import SLOWDOWN, ThemisWorkloadParameters, themis_apps
@@ -397,11 +397,10 @@ TABLES: Mapping[str, Callable[[Headlines], Iterator[str]]] = {
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate, and print the tables; returns the exit status."""
     parser = common.arguments(__doc__ or "")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), help="tables")
+    add_tables(parser, TABLES)
     parser.add_argument("--gpus", nargs="+", choices=(TESTBED, SIMULATED), default=[TESTBED, SIMULATED])
     parser.add_argument("--seeds", nargs="+", type=common.positive, default=[1, 2, 3], help="of the workloads")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the apps")
-    add_results(parser)
     options = parser.parse_args(given)
     runs = Headlines(options.gpus, options.seeds, options.scale, Results(options.results))
     tables = {name: partial(table, runs) for name, table in TABLES.items()}
