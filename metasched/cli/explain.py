@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
-from metasched.cli.job_explanation import explanation, history
+from metasched.cli.job_explanation import explanation, history, time_use_words
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
@@ -20,6 +20,7 @@ from metasched.core.reasons import from_json
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
+from metasched.store.time_use import time_use
 
 _LATEST = 10
 _LISTED_IDS = 20
@@ -55,6 +56,8 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
     past = _past(command_paths, state, found.uid)
     now = time.time()
     sentences = [*explanation(found, status, now), *history(found, now)]
+    if past is not None:
+        sentences += time_use_words(time_use(past.runs, now))
     if as_json:
         details = {} if past is None else _plain(past)
         echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, where, world_sizes_text
+from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, size, where, world_sizes_text
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
+from metasched.store.time_use import TimeUse
 
 STALE_SECONDS = 30.0
 _WAITING = ("held", "queued")
@@ -63,6 +64,23 @@ def history(job: JobStatus, now: float) -> list[str]:
         if job.loss is not None:
             parts.append(f"loss {job.loss:.4g}")
         lines.append(f"{', '.join(parts)}.")
+    return lines
+
+
+def time_use_words(use: TimeUse) -> list[str]:
+    """Return sentences on how the job used the time on its resources; none before its trainers reported steps."""
+    if use.trained is None:
+        return []
+    parts = [f"starts took {duration(use.started)}"]
+    if use.data is not None:
+        parts.append(f"waits for data {duration(use.data)}")
+    if use.sync is not None:
+        parts.append(f"waits for other ranks {duration(use.sync)}")
+    if use.stalled is not None:
+        parts.append(f"checkpoints stopped training for {duration(use.stalled)}")
+    lines = [f"Of {duration(use.held)} on its resources it trained {duration(use.trained)}; {', '.join(parts)}."]
+    if use.peak_bytes is not None:
+        lines.append(f"Its rank 0 used at most {size(use.peak_bytes)} of memory.")
     return lines
 
 

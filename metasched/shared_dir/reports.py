@@ -119,8 +119,7 @@ class StepsReport(_Line, frozen=True):
     """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last of them.
 
     ``data_seconds`` of the time the trainer waited for data, ``sync_seconds`` for other ranks, None where not measured.
-    ``data_seconds``, ``sync_seconds`` and ``peak_bytes`` are for readers of the files: the store has no columns for
-    them.
+    ``peak_bytes`` is the largest memory that rank 0 has used so far.
 
     ``metric`` is the mean of the values that the script gave ``ctx.metric`` since the last line, None where it is not
     finite; unset where it gave none. ``diverged`` says that ``loss`` is None because it is not finite.

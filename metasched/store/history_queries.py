@@ -27,7 +27,8 @@ from metasched.store.schema import TABLES
 _RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants
 _THROUGHPUT = (
     "SELECT uid, run, generation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
-    "accumulation, progress, grad_square, grad_variance, plan FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
+    "accumulation, progress, grad_square, grad_variance, plan, data_seconds, sync_seconds, peak_bytes "
+    "FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
 )
 
 

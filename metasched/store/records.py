@@ -72,6 +72,11 @@ class RunRecord:
         renewals: rounds in which the run's allocation was renewed, after the round of its release.
         batch: the batch plan that the daemon asked for; None where it leaves the batch size to the trainer.
         batch_number: number of that plan among all plans of the job, from 1; 0 for none.
+        step_seconds: total of the steps' durations that its trainers reported; None before the first steps.
+        data_seconds: the part of ``step_seconds`` in which the trainers waited for data; None where not measured.
+        sync_seconds: the part of ``step_seconds`` in which ranks waited for other ranks; None where not measured.
+        stall_seconds: total seconds for which training stood still for checkpoints; None where not measured.
+        peak_bytes: largest memory that rank 0 used, in bytes; None where not reported.
     """
 
     uid: str
@@ -96,6 +101,11 @@ class RunRecord:
     renewals: int = 0
     batch: BatchPlan | None = None
     batch_number: int = 0
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    sync_seconds: float | None = None
+    stall_seconds: float | None = None
+    peak_bytes: int | None = None
 
     def seconds_at(self, now: float) -> float:
         """Seconds that the run lasted until its end, or until ``now`` while open, without suspensions."""
@@ -302,6 +312,9 @@ class ThroughputRecord:
     grad_square: float | None = None
     grad_variance: float | None = None
     plan: int = 0
+    data_seconds: float | None = None
+    sync_seconds: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

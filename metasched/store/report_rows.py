@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -82,9 +82,8 @@ class ReportRows(Connection):
                 if isinstance(report, StartReport):
                     file = self._start(file, report)
                 elif isinstance(report, StopReport):
-                    self._of_trainer(
-                        file, "stop_noticed = ?, checkpointed = ?", [report.noticed, int(report.checkpointed)]
-                    )
+                    noticed, checkpointed = report.noticed, int(report.checkpointed)
+                    self._of_trainer(file, {"stop_noticed = ?": noticed, "checkpointed = ?": checkpointed})
             self._write(
                 "INSERT INTO report_files (uid, generation, offset, skipping, refused, run, clamped) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (uid, generation) DO UPDATE SET offset = excluded.offset, "
@@ -125,43 +124,52 @@ class ReportRows(Connection):
             self._write("UPDATE jobs SET batching = ?, noise = ?, progress_steps = ? WHERE uid = ?", values)
         return with_progress
 
-    def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
-        self._write(
-            f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND generation = ?",  # noqa: S608  our own names
-            [*values, file.uid, file.run, file.generation],
-        )
+    def _of_trainer(self, file: ReportFile, changes: Mapping[str, Any]) -> None:
+        """Change the trainer's run: values by the assignments, in SQL, that take them."""
+        if changes:
+            self._write(
+                f"UPDATE runs SET {', '.join(changes)} WHERE uid = ? AND run = ? AND generation = ?",  # noqa: S608  our own names
+                [*changes.values(), file.uid, file.run, file.generation],
+            )
 
     def _throughput(self, file: ReportFile, reports: Sequence[StepsReport]) -> None:
         if not reports:
             return
         self._write_many(
             "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, loss, world_size, "
-            "global_batch, per_gpu_batch, accumulation, progress, grad_square, grad_variance, plan) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "global_batch, per_gpu_batch, accumulation, progress, grad_square, grad_variance, plan, data_seconds, "
+            "sync_seconds, peak_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     *(file.uid, file.run, file.generation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
                     *(r.world_size, r.global_batch, r.per_gpu_batch, r.accumulation),
                     *(r.progress, r.grad_square, r.grad_variance, r.plan),
+                    *(r.data_seconds, r.sync_seconds, r.peak_bytes),
                 )
                 for r in reports
             ],
         )
         first, last = reports[0], reports[-1]
-        self._of_trainer(
-            file,
-            "first_step_at = coalesce(first_step_at, ?), steps_per_second = ?",
-            [first.at - first.seconds, last.steps / last.seconds],
-        )
+        changes: dict[str, Any] = {
+            "first_step_at = coalesce(first_step_at, ?)": first.at - first.seconds,
+            "steps_per_second = ?": last.steps / last.seconds,
+            "peak_bytes = max(coalesce(peak_bytes, 0), ?)": max(_known(r.peak_bytes for r in reports), default=None),
+            **_addition("step_seconds", [report.seconds for report in reports]),
+            **_addition("data_seconds", [report.data_seconds for report in reports]),
+            **_addition("sync_seconds", [report.sync_seconds for report in reports]),
+        }
+        self._of_trainer(file, {change: value for change, value in changes.items() if value is not None})
         self._delete_old_rows("throughput", "id", file.uid, MAX_THROUGHPUT_ROWS)
 
     def _checkpoints(self, file: ReportFile, reports: Sequence[CheckpointReport]) -> None:
         if not reports:
             return
         self._write_many(
-            "INSERT INTO checkpoints (uid, generation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(file.uid, file.generation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
+            "INSERT INTO checkpoints (uid, generation, at, step, seconds, size, cause, stall_seconds) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(file.uid, file.generation, r.at, r.step, r.seconds, r.size, r.cause, r.stall_seconds) for r in reports],
         )
+        self._of_trainer(file, _addition("stall_seconds", [report.stall_seconds for report in reports]))
         self._delete_old_rows("checkpoints", "id", file.uid, MAX_CHECKPOINT_ROWS)
 
     def losses(self, uids: Collection[str]) -> dict[str, tuple[LossPoint, ...]]:
@@ -206,6 +214,17 @@ def _losses_of(points: str, of_metric: int) -> ReportedLosses:
     """The losses of a row."""
     found = (LossPoint(steps, math.nan if loss is None else loss) for steps, loss in json.loads(points))
     return ReportedLosses(tuple(found), bool(of_metric))
+
+
+def _known(values: Iterable[_Value | None]) -> list[_Value]:
+    """Return the values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def _addition(column: str, seconds: Iterable[float | None]) -> dict[str, float]:
+    """Return the change that adds the known durations to a total of the run; no change where none is known."""
+    known = _known(seconds)
+    return {f"{column} = coalesce({column}, 0) + ?": sum(known)} if known else {}
 
 
 def _total_steps(report: DeclareReport) -> int | None:

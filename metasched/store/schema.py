@@ -238,6 +238,19 @@ def _planned_runs(db: Database) -> None:
     db.execute("CREATE TABLE planned_runs (uid TEXT PRIMARY KEY, begins REAL NOT NULL, seconds REAL NOT NULL)")
 
 
+@migrations(name="0016_time_use")
+def _time_use(db: Database) -> None:
+    """Columns for what reports say of waits and memory, and indexes for windows of time."""
+    for column in ("step_seconds REAL", "data_seconds REAL", "sync_seconds REAL", "stall_seconds REAL"):
+        db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+    db.execute("ALTER TABLE runs ADD COLUMN peak_bytes INTEGER")
+    for column in ("data_seconds REAL", "sync_seconds REAL", "peak_bytes INTEGER"):
+        db.execute(f"ALTER TABLE throughput ADD COLUMN {column}")
+    db.execute("ALTER TABLE checkpoints ADD COLUMN stall_seconds REAL")
+    db.execute("CREATE INDEX runs_ended ON runs (ended) WHERE ended IS NOT NULL")
+    db.execute("CREATE INDEX decisions_first_round ON decisions (first_round)")
+
+
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 

@@ -482,3 +482,19 @@ def _poll_and_die(tree, survives):
     else:
         tree.store.close()
     tree.store = Store.open(tree.path)
+
+
+def test_a_run_adds_up_what_its_trainers_waited(tree):
+    """Waits and the largest memory of all lines are totals of the run; what no line tells is not known."""
+    tree.append(start(1) + steps(10, data_seconds=0.5, peak_bytes=100) + steps(20, data_seconds=0.25, peak_bytes=90))
+    tree.poll()
+    checkpoint = text("checkpoint", step=20, seconds=2.0, bytes=10, cause="periodic", stall_seconds=0.125)
+    tree.append(steps(30) + checkpoint)
+    tree.poll()
+    (run,) = tree.store.runs(UID)
+    assert (run.step_seconds, run.data_seconds, run.sync_seconds, run.stall_seconds, run.peak_bytes) == (
+        *(6.0, 0.75, None, 0.125),
+        100,
+    )
+    latest = tree.store.recent_throughput(UID, 1)[0]
+    assert (latest.data_seconds, latest.peak_bytes) == (None, None)
