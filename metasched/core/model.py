@@ -489,6 +489,8 @@ class Grant:
             slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
         batch: the batch plan that the job's trainer should take up, where metasched changes the job's batch size
             (``BatchControl.SCHEDULER``); None to leave the batch size to the trainer.
+        consolidate: whether the job, where it runs on more nodes than it needs, is moved to free GPUs on fewer, if that
+            gains clearly more time than its restart costs.
     """
 
     uid: str
@@ -501,6 +503,7 @@ class Grant:
     max_nodes: int | None = None
     time_slicing: bool = False
     batch: BatchPlan | None = None
+    consolidate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@
         where no nodes are found: preempt placed jobs (``preemption.py``), first less important jobs, then more
             important ones, if each of these finds other nodes at once
     for each fallback, in order: search free nodes
+    for each running job on more nodes than it needs, whose grant allows it: move it to fewer free nodes, if that pays
 
-A later grant never costs an earlier one its placement, and no job moves without need. Where the cluster allows it, an
-amount that has no even placement is spread unevenly. A placement that the policy prescribes is used unchanged.
+A later grant never costs an earlier one its placement, and no job moves without need, or such a gain. Where the
+cluster allows it, an amount that has no even placement is spread unevenly. A placement that the policy prescribes is
+used unchanged.
 
 Two jobs that are to share GPUs, a *host* and its *guest*, are placed as one job that needs the CPUs and memory of both.
 Where no nodes hold both, the host is placed alone.

@@ -12,6 +12,7 @@ from metasched.core.retention import is_pinned, may_be_retained, suspended_by_da
 from metasched.placement import explanations
 from metasched.placement.assignments import ALL_BUT_GPUS, ALL_KINDS, Assignments
 from metasched.placement.colocation import CoRunnerPairs, Pair, are_colocated
+from metasched.placement.consolidation import consolidate
 from metasched.placement.free_resources import NodeIndex, Resources
 from metasched.placement.preemption import PreemptionSearch
 from metasched.placement.requests import RequestOrder, least_gpus, satisfies
@@ -100,6 +101,7 @@ class _Placer:
             if uid in placed and job[uid] is pair.joint_job:
                 placed[pair.guest.uid] = placed[uid]
                 self._record_pair(uid, pair.guest.uid)
+        self._consolidate()
         unplaced = {grant.uid: self._explain(grant) for grant in self.order.grants if grant.uid not in placed}
         ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.assignments.pinned else {}
         ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
@@ -218,6 +220,15 @@ class _Placer:
             return
         self.assignments.assign(job, before)
         self.search.known_infeasible = infeasible
+
+    def _consolidate(self) -> None:
+        """Move running jobs to fewer nodes, where their grants allow it, after all other jobs have their places."""
+        for grant in self.order.grants:
+            if not grant.consolidate or grant.exact is not None or grant.uid in self.co_runners:
+                continue
+            job = self.order.job[grant.uid]
+            if job.placement is not None and self.assignments.placed.get(grant.uid) == job.placement:
+                consolidate(grant, job, self.assignments, self.search)
 
     # -- pairs ----------------------------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def _decision(snapshot: Snapshot, found: RoundMarket, plan: Plan) -> Decision:
             pinned.append(Grant(job.uid, held.gpus, reason, gpu_type=held.gpu_type, exact=held))
         elif place is not None and place.first == 0:
             here = job.placement is not None and (job.placement.gpu_type, job.placement.gpus) == place.way
-            grant = Grant(job.uid, place.way.gpus, reason, gpu_type=place.way.gpu_type)
+            grant = Grant(job.uid, place.way.gpus, reason, gpu_type=place.way.gpu_type, consolidate=True)
             (runs if here else starts).append(grant)
         elif found.ways[job.uid]:
             first = plan.rounds + 1 if place is None else place.first
