@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 FIXED_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
 
 
+def check_draw_options(options: dict[str, Any]) -> None:
+    """Check the options of random batches, which are joined as they are drawn, and have no end.
+
+    Raises:
+        UsageError: an option has no meaning there.
+    """
+    wrong = sorted((FIXED_OPTIONS | {"collate_fn", "drop_last", "shuffle"}) & options.keys())
+    if wrong:
+        raise UsageError(f"ctx.random_batches({wrong[0]}=...) has no meaning: leave it out")
+
+
 def make_loader(
     dataset: Any,
     iterate: Callable[[TrainLoader], Iterator[Any]],
