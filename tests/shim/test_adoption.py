@@ -7,7 +7,7 @@ from tests.shim.conftest import start_process
 
 pytestmark = pytest.mark.shim
 
-QUICK = ("gan", "imagenet_style")
+QUICK = ("gan", "mixup_ema", "step_counted_lm")
 MOST_WRITTEN = 25
 
 
