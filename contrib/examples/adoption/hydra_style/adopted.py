@@ -73,7 +73,7 @@ def main(cfg):
 
     ctx.track(model=model, optimizer=optimizer, scheduler=scheduler)
 
-    for epoch in ctx.epochs(cfg.epochs):
+    for _ in ctx.epochs(cfg.epochs):
         for masked, tokens, hidden in loader:
             masked, tokens, hidden = masked.to(device), tokens.to(device), hidden.to(device)
             each = nn.functional.cross_entropy(model(masked).transpose(1, 2), tokens, reduction="none")
