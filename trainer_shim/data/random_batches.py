@@ -81,7 +81,8 @@ def endless_micro_batches(plan: BatchPlan, rank: int, cursor: int) -> Iterator[M
             weight, last = plan.weight(len(piece), size), number == count
             yield MicroBatch(positions[0], positions, len(piece), weight, last=last, global_samples=size, plan=plan)
         if len(pieces) < count:
-            yield MicroBatch(start, [start], 0, 0.0, last=True, global_samples=size, plan=plan)
+            filler = list(range(start, start + plan.multiple_of))
+            yield MicroBatch(start, filler, 0, 0.0, last=True, global_samples=size, plan=plan)
 
 
 def join_samples(drawn: list[Any]) -> Any:

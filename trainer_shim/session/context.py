@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.adaptive_batch.adapt import find_rule
 from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
-from trainer_shim.batch import plan_batch
+from trainer_shim.batch import plan_batch, trainable_sizes
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
-from trainer_shim.data.loader_factory import check_draw_options, make_loader
+from trainer_shim.data.loader_factory import check_draw_options, check_multiple_of, make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
 from trainer_shim.data.random_batches import DrawOrder, RandomSource
@@ -178,6 +178,7 @@ class Context:
         max_per_gpu: int | None = None,
         max_batch: int | None = None,
         lr_scale: RuleOrName | None = None,
+        multiple_of: int = 1,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
@@ -193,6 +194,8 @@ class Context:
                 job's tag has batch=adaptive.
             lr_scale: the rule for the factor on the learning rates of a step at a larger batch: `adascale`, `linear`,
                 `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
+            multiple_of: every micro-batch has a multiple of so many samples (2 for a mixup of pairs). The last global
+                batch of an epoch must have, too: use `drop_last=True` where the data set's size is no multiple.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
@@ -211,7 +214,8 @@ class Context:
         self._consent = read_consent(global_batch, max_batch, max_per_gpu, lr_scale)
         # more ranks than samples are possible where the batch adapts
         least = min(self.size, self._consent.limits.max_batch) if self._consent else 0
-        plan = plan_batch(max(global_batch, least), self.size, max_per_gpu)
+        plan = plan_batch(max(global_batch, least), self.size, max_per_gpu, multiple_of)
+        check_multiple_of(multiple_of, dataset, adapts=self._consent is not None, drop_last=options.get("drop_last"))
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         loader = make_loader(
             dataset,
@@ -237,6 +241,7 @@ class Context:
         global_batch: int,
         seed: int = 0,
         max_per_gpu: int | None = None,
+        multiple_of: int = 1,
         **options: Any,
     ) -> TrainLoader:
         """Return training data without an end, drawn at random by a function, as micro-batches of this rank.
@@ -250,6 +255,7 @@ class Context:
             global_batch: samples in an optimizer step, over all ranks, at every world size.
             seed: the seed of the draws, and of the generators for each micro-batch.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
+            multiple_of: every micro-batch has a multiple of so many samples.
             **options: options of torch's DataLoader (`num_workers`, `pin_memory`, ...).
 
         Raises:
@@ -261,7 +267,7 @@ class Context:
         if self._loader is not None:
             raise UsageError("ctx.random_batches() and ctx.loader() are for the training data: call one, once")
         check_draw_options(options)
-        order, plan = DrawOrder(seed), plan_batch(global_batch, self.size, max_per_gpu)
+        order, plan = DrawOrder(seed), plan_batch(global_batch, self.size, max_per_gpu, multiple_of)
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         source = RandomSource(draw, order, plan, self.rank, options)
         loader = TrainLoader(order, plan, source, self._iterate, global_batch)
@@ -635,6 +641,7 @@ class Context:
             "declare",
             **_declared_length(self._loader, epochs=epochs, steps=steps),
             global_batch=self._loader.first_batch,
+            **self._declared_sizes(self._loader),
             **self._declared_limits(),
             **self._declared_rule,
         )
@@ -666,6 +673,12 @@ class Context:
         )
         self._declared_rule = adaptation.declared_values(self._regimes)
         return adaptation
+
+    def _declared_sizes(self, loader: TrainLoader) -> dict[str, Any]:
+        """Return the key of a `declare` line that names the world sizes at which every rank has samples."""
+        plan = loader.plan
+        sizes = trainable_sizes(plan.global_batch, plan.multiple_of) if self._consent is None else []
+        return {"sizes": sizes} if sizes else {}
 
     def _declared_limits(self) -> dict[str, Any]:
         """Return the further keys of a `declare` line of a script that consents to a batch that adapts."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trainer_shim
-from trainer_shim.errors import UsageError
+from trainer_shim.errors import BatchError, UsageError
 
 
 @pytest.fixture
@@ -201,6 +201,28 @@ def test_options_without_a_meaning_for_random_batches(start, option):
     """The error names the option."""
     with pytest.raises(UsageError, match=option):
         start().random_batches(draw, global_batch=4, **{option: 1})
+
+
+def test_micro_batches_of_pairs(start, tmp_path):
+    """With multiple_of=2 all micro-batches are even, and the trainer declares the sizes at which they can be."""
+    ctx = start()
+    loader = ctx.loader(range(22), global_batch=10, max_per_gpu=4, multiple_of=2)
+    run = Run(ctx, loader)
+    sizes = []
+    for _ in ctx.steps(3):
+        for x in loader:
+            sizes.append(len(x))
+            ctx.backward(run.loss(x))
+        ctx.step(run.optimizer)
+    assert sizes == [4, 4, 2, 4, 4, 2, 2]
+    (declared,) = lines(tmp_path, "declare")
+    assert declared["sizes"] == [1, 2, 3, 4, 5]
+
+
+def test_a_last_batch_that_is_no_multiple(start):
+    """The error names drop_last."""
+    with pytest.raises(BatchError, match="drop_last=True"):
+        start().loader(range(21), global_batch=10, multiple_of=2)
 
 
 def test_a_data_set_without_a_sample(start):
