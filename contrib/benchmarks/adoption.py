@@ -27,8 +27,8 @@ NEEDS = {
     "hf_argument_parser": ("transformers", "accelerate"),
 }
 """Packages that a script needs besides torch."""
-STOP_AFTER = 10
-"""Optimizer steps of a start after which the ranks get the signal."""
+STOP_AT = 10
+"""The optimizer step of a start before which the last rank gets the signal."""
 RESIZED, SAME_SIZE = (2, 1, 2), (2, 2, 2)
 TOLERANCE = 1e-5
 """The largest difference of parameters, in float32, that counts as rounding."""
@@ -101,7 +101,7 @@ def run_through(
     seconds = []
     for number, size in enumerate(sizes):
         last = number == len(sizes) - 1
-        codes, took = training.run(Start(size, None if last else STOP_AFTER))
+        codes, took = training.run(Start(size, None if last else STOP_AT))
         if codes != [0 if last else REQUEUE] * size:
             raise StartError(training.describe(codes))
         seconds += [] if took is None else [took]

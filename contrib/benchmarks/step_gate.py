@@ -1,4 +1,4 @@
-"""Runs a training script as `__main__`, paces its optimizer steps, and halts the rank at one until a file exists.
+"""Runs a training script as `__main__`, paces its optimizer steps, and halts the rank before one until a file exists.
 
 The driver (`training_starts`) starts it in each rank with its orders as JSON, the script and the script's arguments.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 POLL_SECONDS = 0.005
 
 
 class StepGate:
-    """Counts the optimizer steps of this start; of several optimizers, the steps of the busiest one.
+    """Counts the optimizer steps of this start, before each; of several optimizers, those of the busiest one.
 
     Args:
-        halt_at: the step after which the rank waits, None for no such step.
-        pace: seconds to wait after each step, so that short steps are not over before a signal arrives.
+        halt_at: the step before which the rank waits, None for no such step.
+        pace: seconds to wait before each step, so that short steps are not over before a signal arrives.
         arrived: the file that the rank makes when it has halted.
         go: the file whose existence ends the wait.
     """
@@ -51,7 +51,7 @@ def run_script() -> None:
     orders, script, *arguments = sys.argv[1:]
     given = json.loads(orders)
     gate = StepGate(given["halt_at"], given["pace"], Path(given["arrived"]), Path(given["go"]))
-    register_optimizer_step_post_hook(gate)
+    register_optimizer_step_pre_hook(gate)
     torch.set_num_threads(1)
     sys.argv[:] = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))

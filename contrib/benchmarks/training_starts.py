@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 GATE = Path(__file__).with_name("step_gate.py")
 POLL_SECONDS = 0.01
 TIMEOUT_SECONDS = 180.0
+MOMENT_SECONDS = 5.0
 REQUEUE = 85
 """The exit code by which a trainer of the shim asks for another run."""
 
@@ -61,15 +62,18 @@ class Start:
 
     Attributes:
         size: the number of ranks.
-        stop_after: the optimizer step of this start after which the last rank gets the signal, None for no signal.
+        stop_at: the optimizer step of this start before which the last rank gets the signal, None for no signal.
         number: the signal.
         to_all: whether every rank gets the signal, as from `scancel --signal`, or the last rank alone.
+        ended_by: a file whose existence ends all ranks by SIGKILL, as Slurm does at a requeue; where this is given, the
+            end of any rank after the signal has the same effect.
     """
 
     size: int
-    stop_after: int | None = None
+    stop_at: int | None = None
     number: signal.Signals = signal.SIGUSR2
     to_all: bool = False
+    ended_by: Path | None = None
 
 
 class Training:
@@ -110,7 +114,9 @@ class Training:
         """
         self._starts += 1
         with self._ranks(start) as processes:
-            signalled = self._signal(start, processes) if start.stop_after is not None else None
+            signalled = self._signal(start, processes) if start.stop_at is not None else None
+            if start.ended_by is not None:
+                self._await_requeue(processes, start.ended_by)
             codes = self._wait(processes)
             return codes, None if signalled is None else time.monotonic() - signalled
 
@@ -136,8 +142,8 @@ class Training:
         try:
             for rank in range(start.size):
                 orders = {
-                    "halt_at": start.stop_after,
-                    "pace": 0.0 if start.stop_after is None else self._pace,
+                    "halt_at": start.stop_at,
+                    "pace": 0.0 if start.stop_at is None else self._pace,
                     "arrived": str(self._path("arrived", rank)),
                     "go": str(self._path("go", "all")),
                 }
@@ -178,13 +184,31 @@ class Training:
         while not all(self._path("arrived", rank).exists() for rank in range(start.size)):
             codes = [process.poll() for process in processes]
             if any(code is not None for code in codes) or time.monotonic() > end:
-                raise StartError(f"step {start.stop_after} was not reached: {self.describe(codes)}")
+                raise StartError(f"step {start.stop_at} was not reached: {self.describe(codes)}")
             time.sleep(POLL_SECONDS)
         signalled = time.monotonic()
         for process in processes if start.to_all else processes[-1:]:
             os.kill(process.pid, start.number)
         self._path("go", "all").touch()
         return signalled
+
+    def _await_requeue(self, processes: Sequence[Process], requeued: Path) -> None:
+        """Wait until a rank has ended or has asked for a requeue, give the others a moment, and kill them.
+
+        Raises:
+            StartError: neither has happened in time.
+        """
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while not requeued.exists() and all(process.poll() is None for process in processes):
+            if time.monotonic() > end:
+                raise StartError(f"no rank has ended: {self.describe([])}")
+            time.sleep(POLL_SECONDS)
+        if not requeued.exists():
+            with contextlib.suppress(StartError):  # ranks that save, too
+                self._wait(processes, seconds=MOMENT_SECONDS)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _wait(self, processes: Sequence[Process], seconds: float = TIMEOUT_SECONDS) -> list[int]:
         end = time.monotonic() + seconds

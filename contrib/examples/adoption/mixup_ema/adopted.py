@@ -124,7 +124,9 @@ def main():
 
     dataset_train, dataset_val = make_images(320, seed=1), make_images(64, seed=2)
     sampler_val = range(ctx.rank, len(dataset_val), ctx.size)
-    data_loader_train = ctx.loader(dataset_train, global_batch=args.batch_size, max_per_gpu=8, drop_last=True)
+    data_loader_train = ctx.loader(
+        dataset_train, global_batch=args.batch_size, max_per_gpu=8, multiple_of=2, drop_last=True
+    )
     data_loader_val = DataLoader(dataset_val, sampler=sampler_val, batch_size=args.batch_size)
     mixup_fn = Mixup(args.mixup, args.smoothing)
 
