@@ -59,7 +59,11 @@ METHODS = {
     "snapshot": Method("torchrun + snapshot", "torchrun_snapshot", (), signal.SIGTERM),
     "dcp": Method("DCP + own position", "dcp"),
     "adaptdl": Method(
-        "AdaptDL", "adaptdl_elastic", ("adaptdl", "pkg_resources", "semver"), signal.SIGTERM, {"STARTED_AS": "adaptdl"}
+        "AdaptDL",
+        "adaptdl_elastic",
+        ("adaptdl", "pkg_resources", "semver"),
+        signal.SIGTERM,
+        {"STARTED_AS": "adaptdl", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},  # its checkpoints are older than torch 2.6
     ),
 }
 

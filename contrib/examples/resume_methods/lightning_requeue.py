@@ -1,5 +1,7 @@
 """PyTorch Lightning with its own requeue by Slurm."""
 
+import os
+
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments import SLURMEnvironment
@@ -26,7 +28,7 @@ def main():
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
-        devices="auto",
+        devices=int(os.environ["WORLD_SIZE"]),
         strategy="ddp",
         use_distributed_sampler=False,
         logger=False,
