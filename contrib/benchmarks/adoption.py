@@ -23,7 +23,6 @@ SCRIPTS = ROOT / "contrib" / "examples" / "adoption"
 NAMES = sorted(path.parent.name for path in SCRIPTS.glob("*/plain.py"))
 NEEDS = {
     "hydra_style": ("hydra",),
-    "lightning_cli": ("jsonargparse", "pytorch_lightning"),
     "hf_argument_parser": ("transformers", "accelerate"),
 }
 """Packages that a script needs besides torch."""
@@ -173,8 +172,8 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
         return (f"not installed: {', '.join(found['missing'])}",)
     if "error" in found:
         return ("FAILED",)
-    same = "bitwise" if found["same_size"] == 0 else f"{found['same_size']:.1e}"
-    return f"{found['resized']:.1e}", same, f"{found['exit_seconds']:.1f}"
+    apart = ("bitwise" if found[key] == 0 else f"{found[key]:.1e}" for key in ("resized", "same_size"))
+    return *apart, f"{found['exit_seconds']:.1f}"
 
 
 def main() -> None:
