@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_shim.adaptive_batch.adapt import find_rule
 from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
 from trainer_shim.batch import plan_batch, trainable_sizes
+from trainer_shim.checkpointing.formats.exports import export_modules
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
 from trainer_shim.data.loader_factory import check_draw_options, check_multiple_of, make_loader
@@ -33,6 +35,7 @@ from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts,
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
 from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
+from trainer_shim.session.batchnorm_statistics import BatchNormStatistics
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
@@ -49,6 +52,7 @@ from trainer_shim.session.usage_checks import (
 from trainer_shim.session.vote import Vote
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Generator, Iterable, Iterator
     from types import TracebackType
 
@@ -99,6 +103,7 @@ class Context:
         self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
         self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
+        self._statistics: BatchNormStatistics | None = None
         self._evaluation_time = EvaluationTime()
         self._callbacks = StopCallbacks()
         self._handlers = signal_handlers(self._stop_signals)
@@ -159,6 +164,18 @@ class Context:
         devices = [self.device] if on_gpu else None
         with self._group.watchdog.armed("ctx.wrap"):
             return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
+
+    def average_statistics(self, *modules: torch.nn.Module) -> None:
+        """Update the running statistics of BatchNorm layers once in each step, by the mean over the global batch.
+
+        See `batchnorm_statistics`; to be called once, before the training.
+
+        Raises:
+            UsageError: called twice, or the modules have no such layer.
+        """
+        if self._statistics is not None:
+            raise UsageError("ctx.average_statistics(...) names all models in one call")
+        self._statistics = BatchNormStatistics(modules, self._accumulation)
 
     def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Apply FSDP2 (`fully_shard`) with further options to `module` in place, over all ranks, and return it.
@@ -521,6 +538,8 @@ class Context:
         if not micro.last:
             return False
         self._accumulation.mark_stepped(micro)
+        if self._statistics is not None:
+            self._statistics.finish_step()
         self._start_boundary_vote()  # for a script that calls no ctx.backward
         adaptation = self._adaptation
         factor = 1.0
@@ -586,6 +605,28 @@ class Context:
     def _start_boundary_vote(self) -> None:
         adaptation = self._adaptation
         self._session.start_boundary_vote(self._supply, adaptation.wants_plan if adaptation is not None else None)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the tracked modules into a directory, in formats that are read without the shim. Collective.
+
+        See `trainer_shim.checkpointing.formats.exports`. A profiling run writes nothing.
+
+        Args:
+            path: a directory that does not exist, or an earlier export, which is replaced.
+
+        Raises:
+            CheckpointError: the directory has other files, or cannot be written.
+            UsageError: called before `track`, or no module is tracked.
+        """
+        process_exit.raise_if_started()
+        tracked = self._checkpointing.tracked
+        objects = {} if tracked is None else tracked.objects
+        modules = {name: item for name, item in objects.items() if isinstance(item, torch.nn.Module)}
+        if not modules:
+            raise UsageError("ctx.export(path): there is no model in ctx.track(...)")
+        if not self.is_profiling_run:
+            with self._group.watchdog.busy() if not self._session.ended else contextlib.nullcontext():
+                export_modules(Path(path), modules, self._group, self._progress.step)
 
     def finish(self) -> None:
         """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
