@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainer_shim.adaptive_batch.adapt import Accordion, BatchSchedule, NoiseScale
     from trainer_shim.adaptive_batch.lr_scaling import ScalingInputs, legw
     from trainer_shim.batch import plan_batch, splits
+    from trainer_shim.checkpointing.tracked_values import Values
     from trainer_shim.session.companion import Companion
     from trainer_shim.session.context import Context
 
@@ -40,6 +41,7 @@ __all__ = [
     "ShimError",
     "SupersededError",
     "UsageError",
+    "Values",
     "VariableError",
     "WorldError",
     "attach",
@@ -64,6 +66,10 @@ def __getattr__(name: str) -> object:
         from trainer_shim.adaptive_batch import adapt  # noqa: PLC0415
 
         return getattr(adapt, name)
+    if name == "Values":
+        from trainer_shim.checkpointing.tracked_values import Values  # noqa: PLC0415
+
+        return Values
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+MAX_SIZES = 64  # the most world sizes that a `declare` line names
+
+
 class BatchPlan(NamedTuple):
     """The split of a global batch over ranks and micro-batches. Made by `plan_batch`, which checks it.
 
@@ -23,17 +26,23 @@ class BatchPlan(NamedTuple):
         global_batch: the samples of an optimizer step, over all ranks.
         world_size: the number of ranks.
         max_per_gpu: the most samples that fit on a GPU at once, None for no limit.
+        multiple_of: every micro-batch has a multiple of so many samples.
     """
 
     global_batch: int
     world_size: int
     max_per_gpu: int | None
+    multiple_of: int = 1
 
     def rank_slice(self, rank: int, samples: int) -> range:
-        """Return `rank`'s positions within a global batch of `samples` samples; sizes differ by one at most."""
-        least, more = divmod(samples, self.world_size)
+        """Return `rank`'s positions within a global batch of `samples` samples.
+
+        Sizes differ by `multiple_of` at most, which divides `samples`.
+        """
+        unit = self.multiple_of
+        least, more = divmod(samples // unit, self.world_size)
         start = rank * least + min(rank, more)
-        return range(start, start + least + (rank < more))
+        return range(start * unit, (start + least + (rank < more)) * unit)
 
     def micro_batch_count(self, samples: int) -> int:
         """Return the number of micro-batches of each rank: the fewest that fit the largest share of `samples` samples.
@@ -41,16 +50,21 @@ class BatchPlan(NamedTuple):
         The number is the same on every rank, because forward and backward passes may be collective.
         """
         largest = len(self.rank_slice(0, samples))
-        return 1 if self.max_per_gpu is None else -(-largest // self.max_per_gpu)
+        if self.max_per_gpu is None:
+            return 1
+        return -(-largest // (self.max_per_gpu // self.multiple_of * self.multiple_of))
 
     def micro_batches(self, rank: int, samples: int) -> list[range]:
-        """Cut `rank`'s share of `samples` samples into micro-batches; their sizes differ by one at most over all ranks.
+        """Cut `rank`'s share of `samples` samples into micro-batches.
+
+        Their sizes differ by `multiple_of` at most over all ranks.
 
         Returns the positions of each micro-batch. There is one micro-batch less than `micro_batch_count` where the
         share has no more samples.
         """
         share = self.rank_slice(rank, samples)
-        cut = BatchPlan(len(share), min(self.micro_batch_count(samples), len(share)), None)
+        count = min(self.micro_batch_count(samples), len(share) // self.multiple_of)
+        cut = BatchPlan(len(share), count, None, self.multiple_of)
         pieces = (cut.rank_slice(number, len(share)) for number in range(cut.world_size))
         return [share[slice(piece.start, piece.stop)] for piece in pieces]
 
@@ -73,12 +87,21 @@ class BatchPlan(NamedTuple):
         return self.micro_batch_count(self.global_batch)
 
 
-def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None) -> BatchPlan:
-    """Return the split of a global batch.
+def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None, multiple_of: int = 1) -> BatchPlan:
+    """Return the split of a global batch, into micro-batches of multiples of `multiple_of` samples.
 
     Raises:
         BatchError: the global batch cannot be split over this number of ranks.
     """
+    if multiple_of < 1 or global_batch % multiple_of:
+        raise BatchError(
+            f"global_batch is {global_batch}, no multiple of multiple_of, {multiple_of}: change one of them"
+        )
+    if multiple_of > 1 and global_batch // multiple_of < world_size:
+        raise BatchError(
+            f"global_batch is {global_batch}, fewer samples than {multiple_of} for each of the {world_size} ranks: "
+            "raise it, or run on fewer GPUs (max_gpus in the job's tag)"
+        )
     if global_batch < world_size:
         raise BatchError(
             f"global_batch is {global_batch}, fewer samples than the {world_size} ranks: "
@@ -86,7 +109,15 @@ def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = Non
         )
     if max_per_gpu is not None and max_per_gpu < 1:
         raise BatchError(f"max_per_gpu is {max_per_gpu}: it must be 1 or more")
-    return BatchPlan(global_batch, world_size, max_per_gpu)
+    if max_per_gpu is not None and max_per_gpu < multiple_of:
+        raise BatchError(f"max_per_gpu is {max_per_gpu}, less than multiple_of, {multiple_of}: change one of them")
+    return BatchPlan(global_batch, world_size, max_per_gpu, multiple_of)
+
+
+def trainable_sizes(global_batch: int, multiple_of: int = 1) -> list[int]:
+    """Return the world sizes at which each rank has samples, ascending; empty where they are more than MAX_SIZES."""
+    most = global_batch // multiple_of
+    return list(range(1, most + 1)) if most <= MAX_SIZES else []
 
 
 class Split(NamedTuple):
@@ -105,19 +136,21 @@ class Split(NamedTuple):
     description: str
 
 
-def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[int] = range(1, 9)) -> list[Split]:
+def splits(
+    global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[int] = range(1, 9), multiple_of: int = 1
+) -> list[Split]:
     """Return the splits of a global batch at several world sizes.
 
     Raises:
-        BatchError: `max_per_gpu` is below 1.
+        BatchError: `max_per_gpu` is below 1 or `multiple_of`, or `multiple_of` does not divide `global_batch`.
     """
     found = []
     for size in sizes:
-        if not 1 <= size <= global_batch:
+        if not 1 <= size <= global_batch // multiple_of:
             few = f"cannot be split: {global_batch} samples for {size} ranks"
             found.append(Split(size, None, is_even=False, description=few))
             continue
-        plan = plan_batch(global_batch, size, max_per_gpu)
+        plan = plan_batch(global_batch, size, max_per_gpu, multiple_of)
         # Rank 0 has one of the largest shares, the last rank one of the smallest.
         ends = (plan.micro_batches(rank, global_batch) for rank in (0, size - 1))
         kinds = list(dict.fromkeys(map(_describe, ends)))
@@ -148,10 +181,13 @@ def main() -> int:
     )
     parser.add_argument("global_batch", type=int)
     parser.add_argument("--max-per-gpu", type=int)
+    parser.add_argument(
+        "--multiple-of", type=int, default=1, help="every micro-batch has a multiple of so many samples"
+    )
     parser.add_argument("--sizes", type=_sizes, default=range(1, 9), help="world sizes, such as 1-8 (default) or 6")
     args = parser.parse_args()
     try:
-        rows = splits(args.global_batch, args.max_per_gpu, args.sizes)
+        rows = splits(args.global_batch, args.max_per_gpu, args.sizes, args.multiple_of)
     except BatchError as error:
         parser.error(str(error))
     sys.stdout.write("ranks  per GPU  accumulation  samples\n")

@@ -15,6 +15,7 @@ from metasched.slurm.tags import FIRST_WORD, parse_tag
 HELP = {
     "min_gpus": "Fewest GPUs that the job can run on.",
     "max_gpus": "Most GPUs that the job can use.",
+    "sizes": "Numbers of GPUs on which the job can run, with commas, such as 1,2,4,8 [default: all in the range].",
     "max_nodes": "Most nodes of the job.",
     "gpu_types": "GPU types that the job accepts, with commas, such as v100,a100 [default: any].",
     "preempt": "How the job may be stopped: checkpoint, suspend or no [default: checkpoint].",

@@ -117,6 +117,7 @@ class Batching:
             declared.
         schedule: the declared regimes in order, the first one from 0; empty unless ``adapts`` is ``SCHEDULE`` and the
             script has declared them.
+        sizes: the numbers of GPUs on which the script says that it can run, ascending; empty where it says nothing.
     """
 
     first_batch: int
@@ -131,6 +132,7 @@ class Batching:
     adapts: AdaptationRule | None = None
     most_regimes: int | None = None
     schedule: tuple[BatchRegime, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def has_changed(self) -> bool:

@@ -158,6 +158,7 @@ class JobRequest:
         gpus: GPUs asked for at submission; 0 for a CPU-only job.
         min_gpus: fewest GPUs that the job can run on; equals ``gpus`` for a rigid job.
         max_gpus: most GPUs that the job can use; equals ``gpus`` for a rigid job.
+        sizes: the numbers of GPUs on which the job can run, ascending; empty for all from ``min_gpus`` to ``max_gpus``.
         account: Slurm's account, which is Gavel's entity; None where accounting is off.
         fair_share: the account's share of the cluster by Slurm's associations, in (0, 1]; None where not known.
         partition: Slurm's partition, or several, ``a,b``; "" for any.
@@ -192,6 +193,7 @@ class JobRequest:
     gpus: int
     min_gpus: int
     max_gpus: int
+    sizes: tuple[int, ...] = ()
     account: str | None = None
     fair_share: float | None = None
     partition: str = ""
@@ -491,6 +493,7 @@ class Grant:
             (``BatchControl.SCHEDULER``); None to leave the batch size to the trainer.
         consolidate: whether the job, where it runs on more nodes than it needs, is moved to free GPUs on fewer, if that
             gains clearly more time than its restart costs.
+        sizes: the only numbers of GPUs that placement may give, which the engine takes from the job; empty for all.
     """
 
     uid: str
@@ -504,6 +507,7 @@ class Grant:
     time_slicing: bool = False
     batch: BatchPlan | None = None
     consolidate: bool = False
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

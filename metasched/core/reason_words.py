@@ -213,6 +213,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.QUOTA_REACHED: _quota_reached,
     Code.QUOTA_CUT: lambda quota, gpus, gpus_left: f"of {counted(gpus, 'GPU')} the limit {quota} leaves it {gpus_left}",
     Code.QUOTA_ONE_TYPE: "limits leave it GPUs of type {gpu_type} alone",
+    Code.SIZE_NOT_ALLOWED: lambda gpus, rounded, sizes: (
+        f"it cannot run on {counted(gpus, 'GPU')} (sizes={','.join(map(str, sizes))}), so {rounded} were granted"
+    ),
     Code.WAITS_FOR_GPUS: _waits_for_gpus,
     Code.WAITS_FOR_CPUS: _waits_for_cpus,
     Code.GPUS_FRAGMENTED: _gpus_fragmented,

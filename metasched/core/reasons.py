@@ -57,6 +57,8 @@ class Code(enum.StrEnum):
     QUOTA_CUT = "quota_cut", "A quota leaves the job fewer GPUs than the policy granted."
     QUOTA_ONE_TYPE = "quota_one_type", "Quotas leave the job one GPU type of those that it accepts."
 
+    SIZE_NOT_ALLOWED = "size_not_allowed", "The job cannot run on the number of GPUs that the policy granted."
+
     # Resources that are missing.
     WAITS_FOR_GPUS = "waits_for_gpus", "Fewer GPUs are free than the job needs."
     WAITS_FOR_CPUS = "waits_for_cpus", "Too few CPUs or too little memory is free for a CPU-only job."

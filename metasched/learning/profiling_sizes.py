@@ -32,7 +32,8 @@ def world_sizes_to_profile(job: Job, placement: Placement) -> tuple[int, ...]:
     while world_size < placement.gpus:
         spread = gpus_by_node(placement, world_size)
         known = spread is None or job.speed.steps_per_second(placement.gpu_type, spread) is not None
-        if world_size >= job.min_gpus and not known:
+        allowed = world_size in job.sizes if job.sizes else world_size >= job.min_gpus
+        if allowed and not known:
             found.append(world_size)
         world_size *= 2
     return tuple(found)

@@ -63,6 +63,7 @@ def job_of(  # noqa: PLR0917  one fact from each side
         gpus=needed.gpus,
         min_gpus=needed.min_gpus,
         max_gpus=needed.max_gpus,
+        sizes=_sizes(record, needed),
         nodes=needed.nodes,
         max_nodes=needed.max_nodes,
         gpu_types=needed.gpu_types,
@@ -150,6 +151,18 @@ def holds_unplannable_allocation(observed: ObservedJob) -> bool:
 def start_deferral(job: Job) -> Reason | None:
     """The reason that blocks a job which Slurm did not start when it was released; None for every other job."""
     return job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
+
+
+def _sizes(record: JobRecord, needed: Requirements) -> tuple[int, ...]:
+    """The numbers of GPUs on which the job can run, by tag and script; empty for all from min_gpus to max_gpus.
+
+    A script that leaves nothing of the tag's range is not believed.
+    """
+    reported = () if record.batching is None else record.batching.sizes
+    if not reported or needed.gpus == 0:
+        return needed.sizes
+    allowed = needed.sizes or tuple(size for size in reported if needed.min_gpus <= size <= needed.max_gpus)
+    return tuple(size for size in allowed if size in reported) or needed.sizes
 
 
 def _batching(record: JobRecord, needed: Requirements) -> Batching | None:

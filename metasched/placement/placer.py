@@ -15,7 +15,7 @@ from metasched.placement.colocation import CoRunnerPairs, Pair, are_colocated
 from metasched.placement.consolidation import consolidate
 from metasched.placement.free_resources import NodeIndex, Resources
 from metasched.placement.preemption import PreemptionSearch
-from metasched.placement.requests import RequestOrder, least_gpus, satisfies
+from metasched.placement.requests import RequestOrder, allowed_spreads, least_gpus, satisfies
 from metasched.placement.search import NodeSearch
 
 
@@ -181,7 +181,7 @@ class _Placer:
         if not self._may_be_enough(rank, grant, job, low) or self.search.place_amount(grant, job, grant.gpus):
             return
         important = rank < self.order.granted
-        full = job.spreads(grant.gpus)
+        full = allowed_spreads(grant, job, grant.gpus)
         if important and self.preemption.place_evenly(rank, job, full, self.order.granted - 1):
             return
         if not self.search.place_fewer(grant, job, low) and important:
@@ -214,7 +214,8 @@ class _Placer:
         if self.search.place_amount(grant, job, grant.gpus):
             return
         fallbacks = self.order.granted - 1
-        if rank <= fallbacks and self.preemption.place_evenly(rank, job, job.spreads(grant.gpus), fallbacks):
+        spreads = allowed_spreads(grant, job, grant.gpus)
+        if rank <= fallbacks and self.preemption.place_evenly(rank, job, spreads, fallbacks):
             return
         if self.search.place_fewer(grant, job, before.gpus + 1):
             return

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from metasched.core.model import Grant, Job, Placement
 from metasched.placement.assignments import Assignments
 from metasched.placement.free_resources import NodeGroup, Resources
-from metasched.placement.requests import RequestOrder, satisfies
+from metasched.placement.requests import RequestOrder, allowed_spreads, satisfies
 from metasched.placement.search import NodeSearch
 
 # A failed attempt has searched all nodes: after this many, no further job of the round is placed by preemption.
@@ -90,7 +90,7 @@ class PreemptionSearch:
         if self._failed_attempts >= MAX_FAILED_ATTEMPTS:
             return
         served = any(
-            self.place_evenly(rank, job, job.spreads(gpus), rank_bound)
+            self.place_evenly(rank, job, allowed_spreads(grant, job, gpus), rank_bound)
             for gpus in dict.fromkeys((grant.gpus, low))
             for rank_bound in (rank, ANY_RANK)
         )

@@ -38,6 +38,11 @@ def least_gpus(grant: Grant) -> int:
     return grant.gpus if grant.at_least is None else grant.at_least
 
 
+def allowed_spreads(grant: Grant, job: Job, gpus: int) -> tuple[tuple[int, int], ...]:
+    """Even spreads of a number of GPUs, as (nodes, GPUs per node); none of a number that the grant does not allow."""
+    return job.spreads(gpus) if not grant.sizes or gpus in grant.sizes else ()
+
+
 def satisfies(grant: Grant, place: Placement) -> bool:
     """Whether the grant allows a placement, by GPUs, GPU type and number of nodes."""
     if grant.exact is not None:
@@ -47,4 +52,6 @@ def satisfies(grant: Grant, place: Placement) -> bool:
     if grant.max_nodes is not None and len(place.nodes) > grant.max_nodes:
         return False
     gpus = place.gpus
+    if grant.sizes and gpus not in grant.sizes:
+        return False
     return gpus == grant.gpus or least_gpus(grant) <= gpus <= grant.gpus

@@ -8,6 +8,7 @@ from itertools import islice
 from metasched.core.model import Grant, Job, Placement
 from metasched.placement.assignments import Assignments
 from metasched.placement.free_resources import Resources
+from metasched.placement.requests import allowed_spreads
 
 
 class NodeSearch:
@@ -46,9 +47,9 @@ class NodeSearch:
 
     def place_amount(self, grant: Grant, job: Job, gpus: int) -> bool:
         """Place the job on that many free GPUs, evenly if possible; return whether it was placed."""
-        if self.place_first(grant, job, job.spreads(gpus)):
+        if self.place_first(grant, job, allowed_spreads(grant, job, gpus)):
             return True
-        if not (self.uneven and gpus) or grant.exact is not None:
+        if not (self.uneven and gpus) or grant.exact is not None or (grant.sizes and gpus not in grant.sizes):
             return False
         for gpu_type in self.preferred_gpu_types(grant, job):
             parts = self._uneven_parts(job, gpus, gpu_type)
@@ -77,7 +78,7 @@ class NodeSearch:
         spreads = (
             (k, g)
             for gpus in range(grant.gpus - 1, low - 1, -1)
-            for k, g in job.spreads(gpus)
+            for k, g in allowed_spreads(grant, job, gpus)
             if gpus == grant.at_least or k == job.nodes or (k - 1) * widest < gpus
         )
         return self.place_first(grant, job, spreads)

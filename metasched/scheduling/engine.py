@@ -2,7 +2,8 @@
 
     snapshot    = the snapshot without the trials that their apps' tuners hold or have ended
     schedulable = snapshot without blocked and finished jobs, and without what such jobs still hold
-    decision    = the policy's answer for the schedulable snapshot, checked against the contract
+    decision    = the policy's answer for the schedulable snapshot, checked against the contract, and rounded to
+                  numbers of GPUs on which the jobs can run
     placements  = nodes for as much of the decision as the quotas allow
     while quotas leave some jobs nothing, and those make others wait for free GPUs: decide again without them
     result      = placements and the allocations of hidden jobs, with a reason for every job
@@ -26,6 +27,7 @@ from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_without_policy, suspended_by_others
 from metasched.placement import Placements, closing
+from metasched.scheduling.allowed_sizes import round_to_allowed_sizes
 from metasched.scheduling.contract_checks import check_decision
 from metasched.scheduling.quota_enforcement import jobs_without_quota, place_within_quotas
 
@@ -114,7 +116,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, app
 def _decide(
     snapshot: Snapshot, schedulable: Snapshot, policy: Policy, state: PolicyState
 ) -> tuple[Decision, PolicyState, Placements, Mapping[str, Reason]]:
-    """Ask the policy, check its decision, and place as much of it as the quotas allow.
+    """Ask the policy, check and round its decision, and place as much of it as the quotas allow.
 
     Returns:
         the decision, the policy's next state, the placements, and by uid, what quotas took from a job.
@@ -124,6 +126,7 @@ def _decide(
     """
     decision, after = policy.decide(schedulable, state)
     check_decision(policy.name, schedulable, decision)
+    decision = round_to_allowed_sizes(schedulable, decision)
     return decision, after, *place_within_quotas(snapshot, schedulable, decision)
 
 

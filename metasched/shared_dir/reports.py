@@ -43,6 +43,7 @@ _Progress = Annotated[float, Meta(ge=0.0, le=float(_MAX_STEP))]
 _Plan = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Regimes = Annotated[int, Meta(ge=1, le=MAX_REGIMES)]
 _Schedule = Annotated[tuple[tuple[_Batch, _Progress], ...], Meta(max_length=_MAX_SCHEDULE)]
+_Sizes = Annotated[tuple[_WorldSize, ...], Meta(max_length=64)]
 _RuleName = Annotated[str, Meta(max_length=64)]
 
 
@@ -89,6 +90,8 @@ class DeclareReport(_Line, frozen=True):
     ``adapts`` names the rule by which the script changes its batch by itself, ``regimes`` the largest number of regimes
     of the whole training, and ``schedule`` the regimes that it declares, as pairs of a batch and of the progress in
     steps at the first batch at which it begins.
+
+    ``sizes`` are the world sizes at which the script can train; empty for all.
     """
 
     total_steps: _StepCount | None = None
@@ -103,6 +106,7 @@ class DeclareReport(_Line, frozen=True):
     adapts: Literal["static", "accordion", "gns", "schedule"] | None = None
     regimes: _Regimes | None = None
     schedule: _Schedule = ()
+    sizes: _Sizes = ()
 
     def __post_init__(self) -> None:
         """Refuse a schedule whose regimes are not in order.

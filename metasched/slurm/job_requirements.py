@@ -37,6 +37,7 @@ class Requirements:
     gpus: int = 0
     min_gpus: int = 0
     max_gpus: int = 0
+    sizes: tuple[int, ...] = ()
     nodes: int | None = None
     max_nodes: int | None = None
     gpu_types: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ def requirements(
         gpus=gpus,
         min_gpus=low,
         max_gpus=high,
+        sizes=tuple(size for size in tag.sizes if low <= size <= high),
         nodes=None if elastic else _rigid_nodes(job, tag, gpus),
         max_nodes=_max_nodes(job, tag, elastic=elastic) if gpus else units,
         gpu_types=_types(job, tag, cluster_gpu_types),
@@ -200,7 +202,13 @@ def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | N
     sizes = (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus))
     if gpus == 0:
         adaptive = tag.batch is BatchControl.SCHEDULER
-        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials), ("batch", adaptive)):
+        for key, value in (
+            *sizes,
+            ("sizes", tag.sizes),
+            ("gpu_types", tag.gpu_types),
+            ("trials", tag.trials),
+            ("batch", adaptive),
+        ):
             if value:
                 raise TagError(
                     f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)"
@@ -230,8 +238,15 @@ def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | N
 
 
 def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
-    low = gpus if tag.min_gpus is None else tag.min_gpus
-    high = gpus if tag.max_gpus is None else tag.max_gpus
+    low = tag.min_gpus or min(tag.sizes, default=gpus)
+    high = tag.max_gpus or max(tag.sizes, default=gpus)
+    if tag.sizes:
+        if gpus not in tag.sizes:
+            shown = ",".join(map(str, tag.sizes))
+            raise TagError(
+                f"the job asks for {gpus} GPUs, which {quote(f'sizes={shown}')} leaves out: ask for one of its numbers"
+            )
+        low, high = min(size for size in tag.sizes if size >= low), max(size for size in tag.sizes if size <= high)
     if gpus < low:
         raise TagError(
             f"the job asks for {gpus} GPUs, fewer than 'min_gpus={low}': ask for at least {low}, or lower min_gpus"

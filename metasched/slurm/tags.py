@@ -28,6 +28,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SLO = 10**9
 _MOST_OPTIONS = 16
 _NUMBER = r"[0-9]{1,16}(?:\.[0-9]{1,16})?(?:e-?[0-9]{1,2})?"
+MAX_SIZES = 64
+"""A tag and a report name at most so many numbers of GPUs."""
 LEAST_WEIGHT = 0.001
 """A job of less weight than this would hardly ever run among others; so small a number is taken for a mistake."""
 
@@ -54,6 +56,7 @@ class Tag:
         app: NAME of the app that the job belongs to.
         tuner: the tuner of the job's app; whether there is such a tuner, and its options, are checked elsewhere
             (``apps.tuners.registry.make_tuner``).
+        sizes: the numbers of GPUs on which the job can run, ascending.
     """
 
     min_gpus: int | None = None
@@ -71,6 +74,7 @@ class Tag:
     regimes: int | None = None
     app: str | None = None
     tuner: TunerSettings | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def is_tagged(comment: str) -> bool:
@@ -110,6 +114,7 @@ def parse_tag(comment: str) -> Tag | None:
         raise TagError(
             f"'min_gpus={tag.min_gpus}' is more than 'max_gpus={tag.max_gpus}': write the smaller number as min_gpus"
         )
+    _check_sizes(tag)
     _check_batch(tag)
     return tag
 
@@ -154,6 +159,15 @@ def _gpu_types(word: str, text: str) -> tuple[str, ...]:
     if len(set(types)) != len(types):
         raise TagError(f"{quote(word)}: a type is named twice; keep one of them")
     return types
+
+
+def _sizes(word: str, text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]{1,7}(?:,[0-9]{1,7})*", text, re.ASCII):
+        raise TagError(f"{quote(word)}: write numbers of GPUs with commas and no spaces, such as sizes=1,2,4,8")
+    sizes = sorted({int(size) for size in text.split(",")})
+    if not 1 <= sizes[0] <= sizes[-1] <= _MAX_COUNT or len(sizes) > MAX_SIZES:
+        raise TagError(f"{quote(word)}: write at most {MAX_SIZES} numbers of GPUs from 1 to {_MAX_COUNT}")
+    return tuple(sizes)
 
 
 def _slo(word: str, text: str) -> float:
@@ -217,6 +231,16 @@ def _adapts(word: str, text: str) -> AdaptationRule:
         raise TagError(f"{quote(word)}: write one of {', '.join(rule.value for rule in AdaptationRule)}") from None
 
 
+def _check_sizes(tag: Tag) -> None:
+    """Raise TagError where no size is in the range of the tag."""
+    least, most = tag.min_gpus or 0, tag.max_gpus or _MAX_COUNT
+    if tag.sizes and not any(least <= size <= most for size in tag.sizes):
+        shown = ",".join(map(str, tag.sizes))
+        raise TagError(
+            f"{quote(f'sizes={shown}')} names no number of GPUs from min_gpus to max_gpus: change one of them"
+        )
+
+
 def _check_batch(tag: Tag) -> None:
     """Raise TagError where the keys on the batch size contradict each other."""
     for key, value in (("adapts", tag.adapts), ("regimes", tag.regimes)):
@@ -239,6 +263,7 @@ BATCHES: Mapping[str, BatchControl] = {
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
+    "sizes": _sizes,
     "preempt": _preempt,
     "weight": _weight,
     "max_nodes": _integer(_MAX_COUNT),

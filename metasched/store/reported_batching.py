@@ -66,6 +66,7 @@ class ReportedBatching(NamedTuple):
             adapts=adapts,
             most_regimes=report.regimes,
             schedule=tuple(BatchRegime(batch, began) for batch, began in report.schedule),
+            sizes=tuple(sorted(set(report.sizes))),
         )
         return self._replace(batching=declared)
 

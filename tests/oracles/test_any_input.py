@@ -242,6 +242,9 @@ def any_job(draw, job):
     job = job.evolve(**{name: draw(fields[name]) for name in names})
     if job.gpus and draw(st.sampled_from((False,) * 7 + (True,))):
         job = job.evolve(max_gpus=1_000_000, nodes=None)
+    if job.gpus and draw(st.booleans()):
+        sizes = st.integers(job.min_gpus, min(job.max_gpus, job.min_gpus + 8))
+        job = job.evolve(sizes=tuple(sorted(draw(st.sets(sizes, min_size=1, max_size=4)))))
     return job
 
 
@@ -431,6 +434,7 @@ def decide_rounds(name, variant, first, later):
         assert result.reasons.keys() == live
         assert all(words(reason) for reason in result.reasons.values())
         assert not overfull(view.nodes, holdings(view, result))
+        assert not list(beyond_sizes(view, result))
         if number < len(later):
             happened, solved = later[number], None
             if policy.solves_in_background:
@@ -440,6 +444,14 @@ def decide_rounds(name, variant, first, later):
                 variant += 1
                 policy = configured(name, variant)
                 view = replace(view, precomputed={} if policy.solves_in_background else None)
+
+
+def beyond_sizes(view, result):
+    """Jobs whose targets are new and have other numbers of GPUs than they can run on."""
+    for uid, place in result.targets.items():
+        job = view.job[uid]
+        if job.sizes and place.gpus not in job.sizes and job.placement != place:
+            yield uid, place.gpus, job.sizes
 
 
 def holdings(view, result):

@@ -65,8 +65,8 @@ KINDS = {
     "stop": {"step": int, "cause": str, "noticed": float, "checkpointed": bool},
     "end": {"step": int, "samples": int, "loss": (float, type(None))},
 }
-# Keys of `declare` where the script has a rule for its batch, as far as they are known.
-RULE_KEYS = {"adapts", "regimes", "schedule"}
+# Keys of `declare` that not every script has.
+RULE_KEYS = {"adapts", "regimes", "schedule", "sizes"}
 # The further keys of a training whose batch adapts.
 ADAPTIVE_KINDS = {
     "start": {"progress": float},

@@ -116,6 +116,18 @@ def test_the_example_passes_a_rehearsal(rehearse, tmp_path):
     assert left_behind(tmp_path) == ([], [])
 
 
+def test_the_first_steps_of_the_example(rehearse):
+    """With --steps all starts stop at the ordered steps, and the first steps are those of the plain example."""
+    examples = ROOT / "contrib" / "examples"
+    options = "--json", "--sizes", "1,2", "--kills", "0", "--steps", "4", "--against", examples / "train_plain.py"
+    code, found = report(rehearse(*options, examples / "train_elastic.py", "--epochs", "2", "--samples", "640"))
+    assert code == 0, found
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["steps"]["text"] == "4"
+    assert found["starts"][1]["from"] == found["starts"][0]["event"]["step"]
+    assert "loss beside the plain script" in checks
+
+
 def test_a_schedule_that_is_not_tracked_is_named(rehearse, tmp_path):
     """A script is equal to the last bit at one size; without its schedule in `track`, it is told what goes wrong.
 

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch.utils.data import Sampler
 
+from trainer_shim.batch import MAX_SIZES
 from trainer_shim.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.data.sample_order import SampleOrder
+
+
+_LARGEST = 4096  # world sizes that `even_sizes` looks at
 
 
 class EvenSplit(NamedTuple):
@@ -48,6 +52,11 @@ def plan_even_split(global_batch: int, world_size: int, max_per_gpu: int | None)
     most = share if max_per_gpu is None else min(share, max_per_gpu)
     per_gpu = next(size for size in range(most, 0, -1) if share % size == 0)
     return EvenSplit(global_batch, world_size, per_gpu, share // per_gpu)
+
+
+def even_sizes(global_batch: int) -> list[int]:
+    """Return the world sizes that have an even split, ascending: at most `MAX_SIZES`, the smallest ones."""
+    return [size for size in range(1, min(global_batch, _LARGEST) + 1) if global_batch % size == 0][:MAX_SIZES]
 
 
 class Position(Protocol):

@@ -21,6 +21,36 @@ if TYPE_CHECKING:
 FIXED_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
 
 
+def check_draw_options(options: dict[str, Any]) -> None:
+    """Check the options of random batches, which are joined as they are drawn, and have no end.
+
+    Raises:
+        UsageError: an option has no meaning there.
+    """
+    wrong = sorted((FIXED_OPTIONS | {"collate_fn", "drop_last", "shuffle"}) & options.keys())
+    if wrong:
+        raise UsageError(f"ctx.random_batches({wrong[0]}=...) has no meaning: leave it out")
+
+
+def check_multiple_of(multiple_of: int, dataset: Any, *, adapts: bool, drop_last: bool | None) -> None:
+    """Check that all global batches of an epoch can be cut into multiples of `multiple_of` samples.
+
+    Raises:
+        BatchError: the last global batch of an epoch cannot.
+        UsageError: the batch is to adapt.
+    """
+    if multiple_of == 1:
+        return
+    if adapts:
+        raise UsageError("ctx.loader(max_batch=..., multiple_of=...): a batch that adapts has any size; leave one out")
+    samples = len(dataset) if hasattr(dataset, "__len__") else None
+    if not drop_last and (samples is None or samples % multiple_of):
+        raise BatchError(
+            f"multiple_of is {multiple_of}, and the last global batch of an epoch may have another number of samples: "
+            "give ctx.loader(..., drop_last=True)"
+        )
+
+
 def make_loader(
     dataset: Any,
     iterate: Callable[[TrainLoader], Iterator[Any]],

@@ -102,6 +102,6 @@ def micro_batches(
                 start + piece.start, indices, len(indices), weight, last=last, global_samples=size, plan=plan
             )
         if len(pieces) < count:
-            filler = order[start : start + 1].tolist()
+            filler = order[start : start + plan.multiple_of].tolist()
             yield MicroBatch(start, filler, 0, 0.0, last=True, global_samples=size, plan=plan)
         start += size

@@ -105,7 +105,7 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
                 if (done + number) % turns == own_turn:
                     last = number == count - 1
                     filler = MicroBatch(start, [], 0, 0.0, last=last, global_samples=size, plan=self._plan)
-                    yield filler, spare
+                    yield filler, spare * self._plan.multiple_of
             done += count
 
     def _micro_batch(self, position: int, samples: list[Any], *, last: bool, size: int) -> MicroBatch:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.random_batches import DrawOrder
     from trainer_shim.data.sample_order import MicroBatch, SampleOrder
 
 
@@ -39,7 +40,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        order: SampleOrder | StreamOrder,
+        order: SampleOrder | StreamOrder | DrawOrder,
         plan: BatchPlan,
         source: Source,
         iterate: Callable[[TrainLoader], Iterator[Any]],

@@ -20,6 +20,14 @@ from trainer_shim.rehearse.compare import Verdict, compare
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.history import read_history
 from trainer_shim.rehearse.launch import RunSetup, run_start
+from trainer_shim.rehearse.plain import (
+    STEPS,
+    FirstStep,
+    compare_with_plain,
+    first_steps,
+    plain_causes,
+    read_plain_steps,
+)
 from trainer_shim.rehearse.plan import Event, Start, plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance
 
@@ -78,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", type=_sizes, default=[1, 4, 2, 3], help="world sizes, in turn (default: 1,4,2,3)")
     parser.add_argument("--kills", type=_count, default=2, help="how often a rank is killed (default: 2)")
     parser.add_argument("--steps", type=_positive, help="rehearse only the first STEPS optimizer steps")
+    parser.add_argument(
+        "--against", type=Path, metavar="PLAIN", help="the script without the shim, whose first steps are compared, too"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the steps and ranks that are hit (default: 0)")
     parser.add_argument(
         "--tolerance",
@@ -111,6 +122,10 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
     tolerance = default_tolerance(leaves) if args.tolerance is None else args.tolerance
     checks = compare(undisturbed, disturbed, tolerance)
     causes = likely_causes(undisturbed, disturbed, checks, tolerance)
+    if args.against is not None:
+        plain, elastic = _plain_steps(args, scratch), first_steps(undisturbed)
+        checks += compare_with_plain(plain, elastic)
+        causes += plain_causes(plain, elastic)
     equal = all(check.verdict is not Verdict.DIFFERS for check in checks)
     if args.json:
         report: dict[str, Any] = {
@@ -138,13 +153,37 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
     return EQUAL if equal else DIFFERENT
 
 
-def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace, scratch: Path) -> History:
-    directory = scratch / name
+def _plain_steps(args: argparse.Namespace, scratch: Path) -> list[FirstStep]:
+    """Run the plain script for its first steps, and return them.
+
+    Raises:
+        RehearsalError: there is no such script, or it failed, or it made no optimizer step.
+    """
+    script = args.against.resolve()
+    if not script.is_file():
+        raise RehearsalError(f"{args.against}: there is no such script")
+    directory = scratch / "plain"
+    setup = _prepare(directory, script, args)
+    started = time.monotonic()
+    run_start(setup, 1, Start(1, None), plain_steps=STEPS)
+    _log(f"plain script: its first steps ({time.monotonic() - started:.1f} s)")
+    found = read_plain_steps(setup.records(1, 0))
+    if not found:
+        raise RehearsalError(f"{args.against}: it made no step of a torch optimizer, so there is nothing to compare")
+    return found
+
+
+def _prepare(directory: Path, script: Path, args: argparse.Namespace) -> RunSetup:
+    """Make the directories of a run, and return what its starts share."""
     work = Path.cwd() if args.here else directory / "work"
     directory.mkdir()
     work.mkdir(exist_ok=True)
     (directory / "tmp").mkdir()
-    setup = RunSetup(directory, script, args.arguments, work, args.timeout)
+    return RunSetup(directory, script, args.arguments, work, args.timeout)
+
+
+def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace, scratch: Path) -> History:
+    setup = _prepare(scratch / name, script, args)
     for number, start in enumerate(starts, start=1):
         started = time.monotonic()
         early = run_start(setup, number, start)

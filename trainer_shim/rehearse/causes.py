@@ -75,24 +75,42 @@ def _known_causes(disturbed: History, differing: Collection[str]) -> list[str]:
         topic, _, detail = remark.partition(": ")
         topics.setdefault(topic, []).append(detail)
     resized = len({start.size for start in disturbed.starts}) > 1
-    found = [
+    batches = list(dict.fromkeys(size for size in disturbed.global_batches if size is not None))
+    found = []
+    if len(batches) > 1:
+        found.append(
+            f"The global batch changes with the world size ({', '.join(map(str, batches))}): it is computed from "
+            "ctx.size. Give ctx.loader(...) one global_batch for all sizes, and max_per_gpu for what fits on a GPU."
+        )
+    if "clipping" in topics:
+        found.append(
+            f"{_some(topics['clipping'])} is called after micro-batches whose gradients are not complete: call it "
+            "where ctx.boundary is true, right before ctx.step(optimizer)."
+        )
+    if "averaging" in topics:
+        found.append(
+            "Averaged weights are updated after each micro-batch, so as often as the world size says: call "
+            f"{_some(topics['averaging'])} where ctx.step(optimizer) has returned True."
+        )
+    found += [
         f"The script has a {what} that is not in ctx.track(...): its state is lost at every stop. Add it there."
         for what in topics.get("untracked", [])
     ]
-    if "samples" in differing or "steps" in differing:
+    if len(batches) <= 1 and ("samples" in differing or "steps" in differing):
         found.append(
             "The two runs did not train on the same samples: the script leaves its loop over ctx.loader(...) by a "
             "count or a condition of its own, which begins anew at every start. Count by ctx.step_count."
         )
-    if "learning rate" in differing and not topics.get("untracked"):
+    if "learning rate" in differing and not topics.get("untracked") and len(batches) <= 1:
         found.append(
             "The learning rate depends on something that starts anew with the script, such as a counter of its own: "
             "compute it from ctx.step_count, or track its schedule."
         )
     if resized and "batchnorm" in topics:
         found.append(
-            f"BatchNorm ({_some(topics['batchnorm'])}) sees micro-batches, whose size depends on the world size: use "
-            "SyncBatchNorm, GroupNorm or LayerNorm, or a max_per_gpu that divides every rank's share."
+            f"BatchNorm ({_some(topics['batchnorm'])}) sees micro-batches, whose size depends on the world size, and "
+            "rank 0's running statistics are saved: use GroupNorm or LayerNorm; or a max_per_gpu that divides every "
+            "rank's share, with ctx.average_statistics(model) for the running statistics."
         )
     if resized and "dropout" in topics:
         found.append(

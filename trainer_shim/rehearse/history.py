@@ -12,6 +12,8 @@ from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.rehearse.launch import RunSetup
     from trainer_shim.rehearse.plan import Start
@@ -26,6 +28,7 @@ class Step(NamedTuple):
         loss: the mean over the global batch.
         lr: the learning rate of each parameter group.
         start: the start of the script that has trained the step, from 1.
+        gradient: the norm of rank 0's gradient, None where it is not known.
     """
 
     epoch: int
@@ -33,6 +36,7 @@ class Step(NamedTuple):
     loss: float
     lr: list[float]
     start: int
+    gradient: float | None = None
 
 
 class History(NamedTuple):
@@ -46,6 +50,7 @@ class History(NamedTuple):
         tracked: the class name of each tracked object, by its name.
         remarks: the remarks of the probe, `topic: detail`.
         state: the leaves of each tracked object's state in the last checkpoint, by name and path.
+        global_batches: the global batch of each start, None where it is not known.
     """
 
     starts: list[Start]
@@ -55,6 +60,7 @@ class History(NamedTuple):
     tracked: dict[str, str]
     remarks: list[str]
     state: dict[str, dict[str, Any]]
+    global_batches: Sequence[int | None] = ()
 
     def undisturbed_until(self, step: int) -> bool:
         """Return whether the start that trained `step` had resumed from no checkpoint."""
@@ -76,19 +82,23 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
     resumed_from: list[int] = []
     remarks: set[str] = set()
     ready: dict[str, Any] = {}
+    global_batches: list[int | None] = []
     for number, start in enumerate(starts, start=1):
         ranks = [_read(setup.records(number, rank)) for rank in range(start.size)]
         if not ranks[0]:
             raise RehearsalError(
-                f"start {number} ended without a call of `ctx.epochs(...)`: does the script use trainer_shim?"
+                f"start {number} ended without a call of `ctx.epochs` or `ctx.steps`: does the script use trainer_shim?"
             )
         ready = ranks[0][0]
         resumed_from.append(ready["step"])
+        global_batches.append(ready["global_batch"])
         steps = {step: seen for step, seen in steps.items() if step <= ready["step"]}  # later steps were lost
         for begin, *lines in ranks:
             remarks.update(begin["remarks"])
+            remarks.update(line["text"] for line in lines if line["kind"] == "remark")
             for line in (line for line in lines if line["kind"] == "step"):
-                before = steps.get(line["step"], Step(line["epoch"], [], 0.0, line["lr"], number))
+                blank = Step(line["epoch"], [], 0.0, line["lr"], number, line["gradient"])
+                before = steps.get(line["step"], blank)
                 steps[line["step"]] = before._replace(
                     indices=before.indices + line["indices"], loss=before.loss + line["loss"]
                 )
@@ -108,6 +118,7 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
         samples=ready["samples"],
         tracked=ready["tracked"],
         remarks=sorted(remarks),
+        global_batches=global_batches,
         state={name: flatten(state) for name, state in {**load(checkpoint.data), **_unsharded(checkpoint)}.items()},
     )
 

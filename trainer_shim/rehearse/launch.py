@@ -74,13 +74,19 @@ class RunSetup(NamedTuple):
         return self.directory / f"start-{number}-rank-{rank}.txt"
 
 
-def run_start(setup: RunSetup, number: int, start: Start) -> bool:
+def run_start(setup: RunSetup, number: int, start: Start, plain_steps: int | None = None) -> bool:
     """Make start `number` of the script, wait for its end, and return whether it ended before its event.
+
+    Args:
+        setup: the values that all starts share.
+        number: the start, from 1.
+        start: its world size and event.
+        plain_steps: for a script without the shim, the steps after which it is ended; None for one with the shim.
 
     Raises:
         RehearsalError: the script failed, hung, or did not stop at a stop request.
     """
-    with _started(setup, number, start) as processes:
+    with _started(setup, number, start, plain_steps) as processes:
         codes, first = _wait(setup, start, processes)
     event = start.event
     if event and event.kill and codes[event.rank] == -signal.SIGKILL:
@@ -125,7 +131,9 @@ def _wait(
 
 
 @contextlib.contextmanager
-def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _started(
+    setup: RunSetup, number: int, start: Start, plain_steps: int | None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Context manager: the processes by rank, each in a session of its own; the sessions are killed at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -143,6 +151,7 @@ def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subpro
                 "checkpoints": str(setup.checkpoints),
                 "seed": seed * 1000 + rank,
                 "stop_at": event.step if event and is_hit and not event.kill else None,
+                "plain_steps": plain_steps,
                 "kill_at": event.step if event and is_hit and event.kill else None,
             }
             boot = [sys.executable, "-c", _BOOT, str(os.getpid()), str(_ROOT)]

@@ -6,6 +6,7 @@ The driver starts `main` with its orders as JSON, the script and the script's ar
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -13,7 +14,7 @@ import random
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from trainer_shim.errors import UsageError
+from trainer_shim.rehearse.plain import gradient_norm, record_plain_steps
 from trainer_shim.session import companion_startup, context_startup
 from trainer_shim.session.context import Context
 from trainer_shim.session.vote_interval import VoteInterval
@@ -39,6 +41,7 @@ class Orders(NamedTuple):
         checkpoints: the checkpoint directory.
         seed: the seed of the global generators.
         stop_at, kill_at: the step after which the rank requests a stop, or dies; None for no such step.
+        plain_steps: None for a script with the shim; else the steps after which the plain script ends.
     """
 
     records: str
@@ -46,6 +49,7 @@ class Orders(NamedTuple):
     seed: int
     stop_at: int | None
     kill_at: int | None
+    plain_steps: int | None = None
 
 
 class RecordingContext(Context):
@@ -58,21 +62,51 @@ class RecordingContext(Context):
         self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  open until the process ends
         self._loss_total = 0.0
         self._trained: list[int] = []
+        self._remarked: set[str] = set()
+        self._stop_requested = False
+        _watch_calls(self._note_call)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Write a `ready` record, then do as `Context.epochs`."""
+        self._record_ready()
+        yield from super().epochs(total)
+
+    def steps(self, total: int, **options: Any) -> Iterator[int]:
+        """Write a `ready` record, then do as `Context.steps`."""
+        self._record_ready()
+        yield from super().steps(total, **options)
+
+    def _record_ready(self) -> None:
         self._record(
             "ready",
             step=self.step_count,
+            global_batch=getattr(self._loader, "first_batch", None),
             samples=getattr(getattr(self._loader, "order", None), "size", None),  # a stream has none
             tracked={name: type(item).__name__ for name, item in self._objects().items()},
             remarks=sorted(self._remarks()),
         )
-        yield from super().epochs(total)
 
     def backward(self, loss: torch.Tensor, *rest: Any, **options: Any) -> None:
         """Do as `Context.backward`, and note the loss and the trained samples."""
+        self._request_stop()
         super().backward(loss, *rest, **options)
+        self._note_loss(loss)
+
+    def weighted(self, loss: torch.Tensor) -> torch.Tensor:
+        """Do as `Context.weighted`, and note the loss and the trained samples."""
+        self._request_stop()
+        found = super().weighted(loss)
+        self._note_loss(loss)
+        return found
+
+    def _request_stop(self) -> None:
+        """Request a stop at the ordered step, before the vote that `backward` starts. A later step is late, too."""
+        at = self._orders.stop_at
+        if at is not None and self.boundary and self.step_count + 1 >= at and not self._stop_requested:
+            self._stop_requested = True
+            signal.raise_signal(self._session.job.signal)
+
+    def _note_loss(self, loss: torch.Tensor) -> None:
         micro = self._accumulation.current()
         self._loss_total += loss.item() * micro.samples
         if micro.samples:  # otherwise a filler
@@ -90,14 +124,20 @@ class RecordingContext(Context):
                 indices=self._trained,
                 loss=self._loss_total,
                 lr=[float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups],
+                gradient=gradient_norm(optimizers),
             )
             self._loss_total, self._trained = 0.0, []
-            if step == self._orders.stop_at:
-                signal.raise_signal(self._session.job.signal)
+            self._request_stop()  # of a script that calls no ctx.backward
         stepped = super().step(*optimizers, **options)
         if stepped and self.step_count == self._orders.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return stepped
+
+    def _note_call(self, topic: str, name: str) -> None:
+        """Note a call of a function within a global batch that belongs to its end."""
+        if self._accumulation.micro is not None and not self.boundary and topic not in self._remarked:
+            self._remarked.add(topic)
+            self._record("remark", text=f"{topic}: {name}")
 
     def _record(self, kind: str, **values: Any) -> None:
         self._records.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -119,6 +159,31 @@ class RecordingContext(Context):
                     yield f"dropout: {kind} {name!r}"
         for name in _untracked(tracked):
             yield f"untracked: {name}"
+
+
+def _watch_calls(note: Callable[[str, str], None]) -> None:
+    """Call `note` with a topic and a name before each call of a function that belongs to the end of a global batch."""
+    clipping = torch.nn.utils.clip_grad
+    for owner, name, topic in (
+        (clipping, "clip_grad_norm_", "clipping"),
+        (clipping, "clip_grad_value_", "clipping"),
+        (AveragedModel, "update_parameters", "averaging"),
+    ):
+        watched = _watched(getattr(owner, name), topic, name, note)
+        setattr(owner, name, watched)
+        if owner is clipping:
+            setattr(torch.nn.utils, name, watched)
+
+
+def _watched(
+    function: Callable[..., Any], topic: str, name: str, note: Callable[[str, str], None]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        note(topic, name)
+        return function(*arguments, **options)
+
+    return call
 
 
 def _untracked(tracked: list[Any]) -> Iterator[str]:
@@ -183,6 +248,8 @@ def main() -> None:
     context_startup.start_context = lambda _, *rest, **options: start(orders.checkpoints, *rest, **options)
     context_startup.Context = lambda **options: RecordingContext(orders, **options)  # type: ignore[assignment,attr-defined]
     companion_startup.start_companion = _refuse
+    if orders.plain_steps is not None:
+        record_plain_steps(Path(orders.records), orders.plain_steps)
     _seed(orders.seed)
 
     module = sys.modules["__main__"]

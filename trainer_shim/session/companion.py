@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from trainer_shim.checkpointing.atomic_files import atomic_file
-from trainer_shim.data.even_split import GlobalOrder, RankBatches, plan_even_split
+from trainer_shim.data.even_split import GlobalOrder, RankBatches, even_sizes, plan_even_split
 from trainer_shim.data.loader_workers import workers_ignoring_signals
 from trainer_shim.data.sample_order import SampleOrder
 from trainer_shim.data.seeding import derive_seed
@@ -135,7 +135,8 @@ class Companion:
             totals = {} if total_steps is None else {"total_steps": total_steps}
             if total_steps:
                 totals["total_samples"] = total_steps * plan.global_batch
-            self._session.report.emit("declare", **totals, global_batch=plan.global_batch)
+            sizes = even_sizes(plan.global_batch)
+            self._session.report.emit("declare", **totals, global_batch=plan.global_batch, sizes=sizes)
         self._session.metrics.reset()
         self.restart_timer()
 

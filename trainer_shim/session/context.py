@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.adaptive_batch.adapt import find_rule
 from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
-from trainer_shim.batch import plan_batch
+from trainer_shim.batch import plan_batch, trainable_sizes
+from trainer_shim.checkpointing.formats.exports import export_modules
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
-from trainer_shim.data.loader_factory import make_loader
+from trainer_shim.data.loader_factory import check_draw_options, check_multiple_of, make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
+from trainer_shim.data.random_batches import DrawOrder, RandomSource
+from trainer_shim.data.seeding import derive_seed, seed_generators
 from trainer_shim.data.stream import check_same_stream, next_batch_samples
+from trainer_shim.data.train_loader import TrainLoader
 from trainer_shim.errors import UsageError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.stop_requests import POLL_INTERVAL
@@ -29,11 +35,13 @@ from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts,
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
 from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
+from trainer_shim.session.batchnorm_statistics import BatchNormStatistics
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
 from trainer_shim.session.rule_adaptation import RuleAdaptation
 from trainer_shim.session.script_checkpointing import ScriptCheckpointing
+from trainer_shim.session.step_batches import StepBatches, StepEvents
 from trainer_shim.session.stop_callbacks import StopCallbacks
 from trainer_shim.session.usage_checks import (
     check_same_data,
@@ -44,7 +52,8 @@ from trainer_shim.session.usage_checks import (
 from trainer_shim.session.vote import Vote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import os
+    from collections.abc import Generator, Iterable, Iterator
     from types import TracebackType
 
     from trainer_shim.adaptive_batch.adapt import BatchRule
@@ -53,13 +62,15 @@ if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.checkpointing.tracked_objects import TrackedObjects
     from trainer_shim.data.prefetch import Prefetcher
-    from trainer_shim.data.train_loader import TrainLoader
+    from trainer_shim.data.sample_order import MicroBatch
     from trainer_shim.process_groups.script_group import ScriptGroup
     from trainer_shim.session.batch_adaptation import BatchConsent
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
 
 T = TypeVar("T")
+
+_BOUNDARY = object()  # an event of a loop over the training data: the boundary after a step is passed
 
 log = logging.getLogger("trainer_shim")
 
@@ -92,11 +103,13 @@ class Context:
         self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
         self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
+        self._statistics: BatchNormStatistics | None = None
         self._evaluation_time = EvaluationTime()
         self._callbacks = StopCallbacks()
         self._handlers = signal_handlers(self._stop_signals)
         self._begun = False
         self._in_epoch = False
+        self._step_batches: StepBatches | None = None  # of the present step, inside `steps`
         atexit.register(self._close)
 
     @property
@@ -152,6 +165,18 @@ class Context:
         with self._group.watchdog.armed("ctx.wrap"):
             return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
 
+    def average_statistics(self, *modules: torch.nn.Module) -> None:
+        """Update the running statistics of BatchNorm layers once in each step, by the mean over the global batch.
+
+        See `batchnorm_statistics`; to be called once, before the training.
+
+        Raises:
+            UsageError: called twice, or the modules have no such layer.
+        """
+        if self._statistics is not None:
+            raise UsageError("ctx.average_statistics(...) names all models in one call")
+        self._statistics = BatchNormStatistics(modules, self._accumulation)
+
     def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Apply FSDP2 (`fully_shard`) with further options to `module` in place, over all ranks, and return it.
 
@@ -170,6 +195,7 @@ class Context:
         max_per_gpu: int | None = None,
         max_batch: int | None = None,
         lr_scale: RuleOrName | None = None,
+        multiple_of: int = 1,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
@@ -185,6 +211,8 @@ class Context:
                 job's tag has batch=adaptive.
             lr_scale: the rule for the factor on the learning rates of a step at a larger batch: `adascale`, `linear`,
                 `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
+            multiple_of: every micro-batch has a multiple of so many samples (2 for a mixup of pairs). The last global
+                batch of an epoch must have, too: use `drop_last=True` where the data set's size is no multiple.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
@@ -203,7 +231,8 @@ class Context:
         self._consent = read_consent(global_batch, max_batch, max_per_gpu, lr_scale)
         # more ranks than samples are possible where the batch adapts
         least = min(self.size, self._consent.limits.max_batch) if self._consent else 0
-        plan = plan_batch(max(global_batch, least), self.size, max_per_gpu)
+        plan = plan_batch(max(global_batch, least), self.size, max_per_gpu, multiple_of)
+        check_multiple_of(multiple_of, dataset, adapts=self._consent is not None, drop_last=options.get("drop_last"))
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         loader = make_loader(
             dataset,
@@ -219,6 +248,48 @@ class Context:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
+        self._loader = loader
+        return loader
+
+    def random_batches(
+        self,
+        draw: Callable[[int], Any],
+        *,
+        global_batch: int,
+        seed: int = 0,
+        max_per_gpu: int | None = None,
+        multiple_of: int = 1,
+        **options: Any,
+    ) -> TrainLoader:
+        """Return training data without an end, drawn at random by a function, as micro-batches of this rank.
+
+        For `ctx.steps`. Each sample's generators (torch, `random`, NumPy) are seeded from the seed and its position in
+        the training, so the global batch of a step is the same at every world size and after every stop.
+
+        Args:
+            draw: `draw(n)` returns `n` random samples, along the first dimension of a tensor or of a tuple, list or
+                dict of tensors. It is called with 1, for each sample.
+            global_batch: samples in an optimizer step, over all ranks, at every world size.
+            seed: the seed of the draws, and of the generators for each micro-batch.
+            max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
+            multiple_of: every micro-batch has a multiple of so many samples.
+            **options: options of torch's DataLoader (`num_workers`, `pin_memory`, ...).
+
+        Raises:
+            BatchError: the global batch cannot be split over this world.
+            CheckpointError: the checkpoint has other data.
+            UsageError: there is a training loader already, an option has no meaning here, or the ranks' arguments
+                differ.
+        """
+        if self._loader is not None:
+            raise UsageError("ctx.random_batches() and ctx.loader() are for the training data: call one, once")
+        check_draw_options(options)
+        order, plan = DrawOrder(seed), plan_batch(global_batch, self.size, max_per_gpu, multiple_of)
+        options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
+        source = RandomSource(draw, order, plan, self.rank, options)
+        loader = TrainLoader(order, plan, source, self._iterate, global_batch)
+        check_same_data(order._asdict() | {"global_batch": global_batch}, self._group)
+        self._checkpointing.set_order(order._asdict())
         self._loader = loader
         return loader
 
@@ -272,7 +343,7 @@ class Context:
             if total > self._progress.epoch and not self._progress.finished:
                 raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
             return
-        self._begin(total)
+        self._begin(epochs=total)
         while self._progress.epoch < total and not self._progress.finished:
             self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
             self._session.vote_interval.force_vote()
@@ -285,6 +356,74 @@ class Context:
             self._end_epoch()
             self._evaluation_time.end_epoch()
         self._end()
+
+    def steps(self, total: int, *, passes: int = 1) -> Iterator[int]:
+        """Iterate over the optimizer steps that are left of `total`, counted from 0; then end the training.
+
+        In the body, a loop over the training loader has the micro-batches of this step alone, and `step` comes in the
+        loop or after it. A data set or a stream that ends begins its next epoch. The training stops at a step's
+        boundary, where the loop asks for the next step. A finished job has no steps left, unless `total` has grown.
+
+        Args:
+            total: optimizer steps of the whole training.
+            passes: how often each step may loop over its micro-batches, for several backward passes with optimizer
+                steps between them; with more than one, the data of a step are kept until its end.
+
+        Raises:
+            UsageError: called before `loader` and `track`, or for more steps after the end of the training, or the
+                batch is to adapt; or a step's loop over the loader was left early.
+            CheckpointError: the final checkpoint cannot be written.
+            SystemExit: a stop was agreed.
+        """
+        process_exit.raise_if_started()
+        if self._session.ended:
+            if total > self._progress.step and not self._progress.finished:
+                raise UsageError("ctx.steps(...) is for the whole training: its end is saved, and nothing after it")
+            return
+        loader = self._loader
+        if self._consent is not None or self._rule is not None or self._progress.adaptive is not None:
+            raise UsageError("ctx.steps(...): the batch does not adapt; use ctx.epochs(...), or leave max_batch out")
+        self._begin(steps=total)
+        assert loader is not None  # noqa: S101  `_begin` has checked it
+        self._session.drain_boundary_vote()
+        self._session.vote_interval.force_vote()
+        self._pass_boundary()
+        self._accumulation.start_epoch()
+        self._in_epoch = True
+        with contextlib.closing(StepEvents(lambda: self._events(loader), self._next_pass)) as events:
+            while self._progress.step < total and not self._progress.finished:
+                batches = StepBatches(events.fetch, self._accumulation, self._seed_micro_batch, passes)
+                self._step_batches = batches
+                yield self._progress.step
+                process_exit.raise_if_started()  # where the script caught the exit
+                batches.check_complete()
+                events.pass_boundary()
+        self._step_batches = None
+        self._in_epoch = False
+        self._end()
+
+    def accumulate(self, loader: TrainLoader, *, passes: int = 1) -> Iterator[StepBatches]:
+        """Iterate over the optimizer steps of an epoch; each is an iterable of this rank's micro-batches of the step.
+
+        For scripts with a loop over micro-batches: clipping and `step` may then come after that loop.
+
+        Args:
+            loader: the training loader.
+            passes: how often each step may loop over its micro-batches; see `steps`.
+
+        Raises:
+            UsageError: outside `for epoch in ctx.epochs(...)`, or a step's loop over its micro-batches was left early.
+            SystemExit: a stop was agreed.
+        """
+        if self._step_batches is not None:
+            raise UsageError("inside ctx.steps(...) loop over the loader itself, which has the step's micro-batches")
+        with contextlib.closing(self._events(loader)) as events:
+            for event in events:
+                if event is not _BOUNDARY:
+                    first = itertools.chain([event], events)
+                    batches = StepBatches(first.__next__, self._accumulation, self._seed_micro_batch, passes)
+                    yield batches
+                    batches.check_complete()
 
     def evaluate(self, batches: Iterable[T]) -> Iterator[T]:
         """Iterate over the batches of an evaluation; the ranks may have different numbers of them. Collective.
@@ -364,6 +503,24 @@ class Context:
         if self._adaptation is not None:
             self._adaptation.end_backward(scaler)
 
+    def weighted(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return `loss`, the mean over the current micro-batch, times its weight in the global batch.
+
+        For scripts whose backward pass is not `backward`: run it on the returned loss, once. Optimizers then step at
+        `boundary` only, followed by `step()` without them.
+
+        Raises:
+            UsageError: outside a loop over the training loader, or the batch adapts, or the script has cleared the
+                gradients of the earlier micro-batches.
+        """
+        if self._adaptation is not None:
+            raise UsageError("ctx.weighted(loss): a batch that adapts is measured by ctx.backward(loss): call that")
+        micro = self._accumulation.add_gradient(check=not self._checkpointing.saver.collective)
+        if micro.last:
+            self._start_boundary_vote()
+        self._session.metrics.add_loss(loss, micro.samples)
+        return loss if micro.weight == 1 else loss * micro.weight
+
     def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
         """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
 
@@ -381,6 +538,8 @@ class Context:
         if not micro.last:
             return False
         self._accumulation.mark_stepped(micro)
+        if self._statistics is not None:
+            self._statistics.finish_step()
         self._start_boundary_vote()  # for a script that calls no ctx.backward
         adaptation = self._adaptation
         factor = 1.0
@@ -447,6 +606,28 @@ class Context:
         adaptation = self._adaptation
         self._session.start_boundary_vote(self._supply, adaptation.wants_plan if adaptation is not None else None)
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the tracked modules into a directory, in formats that are read without the shim. Collective.
+
+        See `trainer_shim.checkpointing.formats.exports`. A profiling run writes nothing.
+
+        Args:
+            path: a directory that does not exist, or an earlier export, which is replaced.
+
+        Raises:
+            CheckpointError: the directory has other files, or cannot be written.
+            UsageError: called before `track`, or no module is tracked.
+        """
+        process_exit.raise_if_started()
+        tracked = self._checkpointing.tracked
+        objects = {} if tracked is None else tracked.objects
+        modules = {name: item for name, item in objects.items() if isinstance(item, torch.nn.Module)}
+        if not modules:
+            raise UsageError("ctx.export(path): there is no model in ctx.track(...)")
+        if not self.is_profiling_run:
+            with self._group.watchdog.busy() if not self._session.ended else contextlib.nullcontext():
+                export_modules(Path(path), modules, self._group, self._progress.step)
+
     def finish(self) -> None:
         """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
 
@@ -471,16 +652,24 @@ class Context:
         """The signals that the processes of a Slurm step receive for a stop; a loader's workers ignore them."""
         return signal.SIGTERM, self._session.job.signal
 
-    def _begin(self, total: int) -> None:
-        """Check the script's earlier calls, and write the first report lines."""
+    def _begin(self, *, epochs: int | None = None, steps: int | None = None) -> None:
+        """Check the script's earlier calls, and write the first report lines.
+
+        Args:
+            epochs: the epochs of the training, None where it counts steps.
+            steps: the optimizer steps of the training, None where it counts epochs.
+        """
         if self._loader is None or not self._checkpointing.tracked or not self._checkpointing.tracked.objects:
-            raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
+            loop = "ctx.steps(...)" if epochs is None else "ctx.epochs(...)"
+            raise UsageError(f"ctx.loader(...) and ctx.track(...) come before {loop}")
+        if epochs is not None and isinstance(self._loader.order, DrawOrder):
+            raise UsageError("ctx.epochs(...): random batches have no epochs; use ctx.steps(...)")
         warn_of_replaced_handlers(self._handlers)
         if self.rank == 0 and not self._accumulation.synchronized:
             warn_of_unwrapped_modules(self._accumulation.modules)
         self._begun = True
-        if not self.is_profiling_run:
-            self._adaptation = self._start_adaptation(self._loader, self._checkpointing.tracked, total)
+        if epochs is not None and not self.is_profiling_run:
+            self._adaptation = self._start_adaptation(self._loader, self._checkpointing.tracked, epochs)
         if self._adaptation is not None:
             self._progress = self._progress._replace(adaptive=self._adaptation.position)
         self._session.report_start(
@@ -491,9 +680,9 @@ class Context:
             self._session.report.emit("trial", **line)
         self._session.report.emit(
             "declare",
-            total_steps=_times(total, self._loader.steps_per_epoch),
-            total_samples=_times(total, self._loader.samples_per_epoch),
+            **_declared_length(self._loader, epochs=epochs, steps=steps),
             global_batch=self._loader.first_batch,
+            **self._declared_sizes(self._loader),
             **self._declared_limits(),
             **self._declared_rule,
         )
@@ -526,6 +715,12 @@ class Context:
         self._declared_rule = adaptation.declared_values(self._regimes)
         return adaptation
 
+    def _declared_sizes(self, loader: TrainLoader) -> dict[str, Any]:
+        """Return the key of a `declare` line that names the world sizes at which every rank has samples."""
+        plan = loader.plan
+        sizes = trainable_sizes(plan.global_batch, plan.multiple_of) if self._consent is None else []
+        return {"sizes": sizes} if sizes else {}
+
     def _declared_limits(self) -> dict[str, Any]:
         """Return the further keys of a `declare` line of a script that consents to a batch that adapts."""
         if self._consent is None:
@@ -541,10 +736,20 @@ class Context:
         }
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
-        """Yield the micro-batches that are left of the epoch, and pass the boundary after each step. Collective."""
+        """Yield the micro-batches that are left of the epoch, inside `steps` those of the step. Collective."""
+        if self._step_batches is not None:
+            yield from self._step_batches
+            return
+        with contextlib.closing(self._events(loader)) as events:
+            for event in events:
+                if event is not _BOUNDARY:
+                    yield event
+
+    def _events(self, loader: TrainLoader) -> Generator[Any, None, None]:
+        """Yield the micro-batches that are left of the epoch, and `_BOUNDARY` after each boundary. Collective."""
         process_exit.raise_if_started()
         if not self._in_epoch:
-            raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
+            raise UsageError("iterate over the training loader inside ctx.epochs(...) or ctx.steps(...)")
         self._accumulation.start_loop()
         adaptation = self._adaptation
         if adaptation is None:
@@ -568,7 +773,7 @@ class Context:
                 self._checkpointing.start(self._progress)
 
     def _iterate_pass(self, loader: TrainLoader, data_pass: int) -> Iterator[Any]:
-        """Yield the micro-batches that are left of a pass over the data, and of the epoch. Collective."""
+        """Yield the events that are left of a pass over the data, and of the epoch. Collective."""
         metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
         self._supply.start_epoch(loader)
         metrics.restart_timer()
@@ -598,6 +803,7 @@ class Context:
                         self._end_profiling_step(self._profiling_run, loader)
                     self._evaluation_time.pass_boundary()
                     metrics.restart_timer()
+                    yield _BOUNDARY
                     if read_anew or (self._adaptation is not None and self._adaptation.epoch_over):
                         return
                 requested_at = time.monotonic()
@@ -638,6 +844,18 @@ class Context:
             return
         cursor = self._progress.cursor if self._adaptation.end_epoch() else 0
         self._progress = self._progress._replace(epoch=epoch, cursor=cursor, adaptive=self._adaptation.position)
+
+    def _next_pass(self) -> None:
+        """Begin the next epoch of a training that counts steps."""
+        self._end_epoch()
+        self._evaluation_time.end_epoch()
+        self._accumulation.start_epoch()
+
+    def _seed_micro_batch(self, micro: MicroBatch) -> None:
+        """Seed the generators for a further pass over a micro-batch, as for the first one."""
+        assert self._loader is not None  # noqa: S101  a micro-batch comes from it
+        data_pass = self._progress.epoch if self._adaptation is None else self._adaptation.position.data_pass
+        seed_generators(derive_seed(self._loader.order.seed, data_pass, micro.position, "micro-batch"))
 
     def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
         """Exit after the last step of a profiling run; all ranks count alike."""
@@ -795,6 +1013,18 @@ class Context:
                 "the script has ended before its epochs: there is no final checkpoint, and another start would "
                 "continue the training. Call ctx.finish() to end a training early"
             )
+
+
+def _declared_length(loader: TrainLoader, *, epochs: int | None, steps: int | None) -> dict[str, int | None]:
+    """Return the length of the training as a `declare` line has it, None for what is not known."""
+    each, samples = loader.steps_per_epoch, loader.samples_per_epoch
+    if epochs is not None:
+        return {"total_steps": _times(epochs, each), "total_samples": _times(epochs, samples)}
+    assert steps is not None  # noqa: S101  a training counts epochs or steps
+    if not each or samples is None:
+        return {"total_steps": steps, "total_samples": None if loader.is_stream else steps * loader.first_batch}
+    passes, rest = divmod(steps, each)
+    return {"total_steps": steps, "total_samples": passes * samples + rest * loader.first_batch}
 
 
 def _times(epochs: int, each: int | None) -> int | None:

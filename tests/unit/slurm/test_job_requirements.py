@@ -89,6 +89,20 @@ def test_unavailable_shards_are_refused(options, tag, shards, message):
         shared(*options, tag=tag, shards=shards)
 
 
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ("sizes=1,2,4,8", (1, 8, (1, 2, 4, 8))),
+        ("sizes=1,2,4,8 max_gpus=7", (1, 4, (1, 2, 4))),
+        ("sizes=2,4 min_gpus=1 max_gpus=8", (2, 4, (2, 4))),
+    ],
+)
+def test_sizes_are_the_range_of_an_elastic_job(tag, expected):
+    """The fewest and the most GPUs are sizes, within min_gpus and max_gpus where the tag has them."""
+    found = needs("--gres=gpu:2", tag=tag)
+    assert (found.min_gpus, found.max_gpus, found.sizes) == expected
+
+
 def test_model_and_deadline_come_from_the_tag():
     """They are the same for jobs with and without GPUs."""
     for options in (["--gres=gpu:1"], ["-N1"]):
@@ -123,6 +137,8 @@ def test_cpus_and_memory_are_counted_per_unit(options, expected):
         (["--exclusive", "--gres=gpu:4"], "min_gpus=1", "it asks for whole nodes (--exclusive): write min_gpus=4"),
         (["--gres=gpu:1"], "preempt=suspend", "does not free the GPUs of a suspended job: write preempt=checkpoint"),
         ([], "min_gpus=1", "'min_gpus' does not suit a job without GPUs"),
+        (["--gres=gpu:3"], "sizes=1,2,4", "asks for 3 GPUs, which 'sizes=1,2,4' leaves out"),
+        ([], "sizes=1,2", "'sizes' does not suit a job without GPUs"),
         ([], "max_gpus=2", "'max_gpus' does not suit a job without GPUs"),
         ([], "gpu_types=v100", "'gpu_types' does not suit a job without GPUs"),
         ([], "trials=yes", "'trials' does not suit a job without GPUs"),

@@ -46,6 +46,11 @@ def test_a_script_may_change_its_batch_by_itself():
     assert parse_tag("metasched batch=fixed") == Tag()
 
 
+def test_sizes_are_sorted_numbers_of_gpus():
+    """Each number counts once."""
+    assert parse_tag("metasched sizes=8,2,1,2").sizes == (1, 2, 8)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("0.5d", 43200)])
 def test_a_time_has_a_unit(text, seconds):
     """The units are seconds, minutes, hours and days."""
@@ -83,6 +88,9 @@ def test_a_time_has_a_unit(text, seconds):
         ("metasched min_gpus=1_0", "write a whole number"),
         ("metasched min_gpus=٣", "write a whole number"),
         ("metasched max_gpus=1000001", "from 1 to 1000000"),
+        ("metasched sizes=1,,2", "such as sizes=1,2,4,8"),
+        ("metasched sizes=0,2", "from 1 to 1000000"),
+        ("metasched sizes=1,2 min_gpus=3", "names no number of GPUs from min_gpus to max_gpus"),
         ("metasched max_gpus=99999999999999999999", "from 1 to 1000000"),
         (
             "metasched min_gpus=4 max_gpus=2",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer_shim
-from trainer_shim.batch import splits
+from trainer_shim.batch import splits, trainable_sizes
 from trainer_shim.errors import BatchError
 
 
@@ -26,6 +26,43 @@ def test_splits_tell_the_truth(batch, limit):
         sizes = {len(piece) for each in pieces for piece in each}
         assert split.is_even == (len(sizes) == 1 and len({len(each) for each in pieces}) == 1)
         assert split.is_even == split.description.startswith("even")
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.none() | st.integers(1, 9))
+def test_micro_batches_are_multiples(units, multiple_of, limit):
+    """All micro-batches of all ranks are multiples, within the limit, and hold each sample once."""
+    batch = units * multiple_of
+    limit = None if limit is None else limit + multiple_of - 1
+    for size in range(1, units + 1):
+        plan = trainer_shim.plan_batch(batch, size, limit, multiple_of)
+        for samples in range(multiple_of, batch + 1, multiple_of):
+            pieces = [piece for rank in range(size) for piece in plan.micro_batches(rank, samples)]
+            assert all(len(piece) % multiple_of == 0 for piece in pieces)
+            assert all(len(piece) <= (limit or batch) for piece in pieces)
+            assert sorted(place for piece in pieces for place in piece) == list(range(samples))
+            counts = {len(plan.micro_batches(rank, samples)) for rank in range(size)}
+            assert max(counts) == plan.micro_batch_count(samples)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((10, 1, None, 4), "no multiple of multiple_of"),
+        ((8, 5, None, 2), "2 for each of the 5 ranks"),
+        ((8, 1, 3, 4), "less than multiple_of"),
+    ],
+)
+def test_impossible_multiples(arguments, words):
+    """The error names the arguments to change."""
+    with pytest.raises(BatchError, match=words):
+        trainer_shim.plan_batch(*arguments)
+
+
+def test_trainable_sizes():
+    """Every rank needs as many samples as a micro-batch must have; long lists are not named."""
+    assert trainable_sizes(12, 4) == [1, 2, 3]
+    assert trainable_sizes(64) == list(range(1, 65))
+    assert trainable_sizes(65) == []
 
 
 def test_words():

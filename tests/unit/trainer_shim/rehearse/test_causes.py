@@ -51,3 +51,18 @@ def test_losses_that_the_shim_never_sees():
         for run, weight in ((history([1], [0], [0.0] * 4), 1.0), (history([1, 2], [0, 2], [0.0] * 4), 2.0))
     )
     assert "never calls ctx.backward(loss)" in blamed(undisturbed, disturbed)
+
+
+@pytest.mark.parametrize(
+    ("remarks", "batches", "words"),
+    [
+        (["clipping: clip_grad_norm_"], (8, 8), "clip_grad_norm_ is called after micro-batches"),
+        (["averaging: update_parameters"], (8, 8), "update_parameters where ctx.step(optimizer) has returned True"),
+        ([], (8, 16), "The global batch changes with the world size (8, 16)"),
+    ],
+)
+def test_mistakes_that_show_in_the_records(remarks, batches, words):
+    """Clipping and averaging within a global batch, and another global batch, are named."""
+    undisturbed = history([1], [0], [1.0] * 4)
+    disturbed = history([1, 2], [0, 2], [1.0, 1.0, 1.1, 1.2])._replace(remarks=remarks, global_batches=batches)
+    assert words in blamed(undisturbed, disturbed)
