@@ -176,7 +176,7 @@ class MapSource:
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
-        order = self._order.epoch_indices(epoch)
+        order = self._order.epoch_order(epoch)
         self._switch = PlanSwitch(self.plan)
         # Two iterators, because the loader requests data long before it delivers them.
         requested, expected = itertools.tee(

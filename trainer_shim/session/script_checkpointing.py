@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 from trainer_shim.checkpointing.async_saver import AsyncSaver
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
+from trainer_shim.data.sample_order import order_difference
 from trainer_shim.errors import CheckpointError, SupersededError
 
 if TYPE_CHECKING:
@@ -62,11 +63,9 @@ class ScriptCheckpointing:
         Raises:
             CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
         """
-        if self._resumed and self._resumed.order != order:
-            raise CheckpointError(
-                f"{self._resumed.data}: made with {self._resumed.order}, and this script has {order}; "
-                "use another checkpoint directory for other data"
-            )
+        difference = order_difference(self._resumed.order, order) if self._resumed else None
+        if self._resumed and difference is not None:
+            raise CheckpointError(f"{self._resumed.data}: {difference}")
         self._order = order
 
     def track(self, objects: dict[str, Stateful]) -> TrackedObjects:
