@@ -1,4 +1,4 @@
-"""The trainer of shim_overhead: steps of two kinds in turn, a large state that is saved often, or a long order of samples.
+"""The trainer of shim_overhead: steps of two kinds in turn, a large state saved often, or a long order of samples.
 
 shim_overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
 shim_overhead_trainer.py noise RESULT STEP_SECONDS BLOCKS {sgd|adam} PARAMETERS

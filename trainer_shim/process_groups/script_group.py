@@ -62,5 +62,6 @@ class ScriptGroup(RankGroup):
     def close(self) -> None:
         """Destroy the process group, unless the script has already done so."""
         self.watchdog.close()
+        self._latest_sums.clear()  # they hold connections of the group
         if dist.is_initialized():
             dist.destroy_process_group()

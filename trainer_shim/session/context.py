@@ -18,6 +18,7 @@ from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
+from trainer_shim.data.data_wait import announce_dead_workers
 from trainer_shim.data.loader_factory import make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.checkpointing.tracked_objects import TrackedObjects
+    from trainer_shim.data.data_wait import DataWait
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.process_groups.script_group import ScriptGroup
@@ -78,8 +80,10 @@ class Context:
         group: ScriptGroup,
         checkpoints: ScriptCheckpoints,
         resumed: ScriptCheckpoint | None,
+        data_wait: DataWait,
     ) -> None:
         self._session = session
+        self._data_wait = data_wait
         self._group = group
         self._checkpointing = ScriptCheckpointing(session, checkpoints, resumed)
         self._progress = resumed.progress if resumed else Progress()
@@ -219,6 +223,7 @@ class Context:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
+        announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader
 
@@ -666,6 +671,10 @@ class Context:
         vote = Vote()
         while self._supply.late:
             waits = not prefetcher.ready(POLL_INTERVAL)
+            if waits:
+                self._data_wait.check(prefetcher)
+            else:
+                self._data_wait.finish()
             samples = next_batch_samples(prefetcher) if is_stream and not waits else 0
             own = Vote(data_late=waits, batch_samples=samples, batch_samples_squared=samples * samples)
             vote = self._session.start_vote(own).result()
