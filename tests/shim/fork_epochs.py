@@ -7,6 +7,7 @@ Exits with 0 if all ranks have finished, and prints the epochs done, the seconds
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def main():
     if args.rank:
         train(args.epochs, args.workers)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end, too
     common = {"WORLD_SIZE": str(args.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
@@ -85,9 +87,10 @@ def main():
                 process.wait(60)
         texts = [output.read_text(errors="replace") for output in outputs]
     seconds, replaced = time.monotonic() - started, sum(text.count("is replaced") for text in texts)
-    print(f"exit codes {codes}, {done} epochs of {args.ranks} ranks, {seconds:.0f} s, {replaced} workers replaced")
+    found = f"exit codes {codes}, {done} epochs of {args.ranks} ranks, {seconds:.0f} s, {replaced} workers replaced\n"
+    sys.stdout.write(found)
     if set(codes) != {0}:
-        print(*(text[-4000:] for text in texts), sep="\n")
+        sys.stdout.writelines(text[-4000:] for text in texts)
     return 0 if set(codes) == {0} else 1
 
 

@@ -89,6 +89,26 @@ refused(CheckpointError, "holds ['net']", lambda: ctx.track(net=net, more=net))
     assert code == 0, output
 
 
+def test_another_global_batch_needs_consent(run):
+    """A checkpoint is continued with another global batch only where the script says which one it changes."""
+    train = """
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+for epoch in ctx.epochs(1):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+"""
+    code, output = run(train)
+    assert code == 0, output
+    code, output = run("""
+refused(CheckpointError, "made with global_batch 4 on 1 ranks", lambda: ctx.loader(dataset, global_batch=6))
+ctx.loader(dataset, global_batch=6, batch_change=4)
+""")
+    assert code == 0, output
+    assert "the global batch changes from 4 to 6" in output
+
+
 def test_training_continues_on_a_full_disk(run):
     """A checkpoint that cannot be written is an error in the log; training goes on, and a stop asks to be run again."""
     code, output = run(

@@ -174,6 +174,7 @@ class Context:
         max_per_gpu: int | None = None,
         max_batch: int | None = None,
         lr_scale: RuleOrName | None = None,
+        batch_change: int | None = None,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
@@ -189,12 +190,14 @@ class Context:
                 job's tag has batch=adaptive.
             lr_scale: the rule for the factor on the learning rates of a step at a larger batch: `adascale`, `linear`,
                 `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
+            batch_change: the earlier `global_batch`, whose change to the present one at a resume is meant.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
         Raises:
             BatchError: the global batch cannot be split over this world, or `max_batch` is below it.
-            CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
+            CheckpointError: the checkpoint has another order, so samples would be lost or repeated; or another
+                `global_batch` without consent.
             UsageError: there is a training loader already, an option has no meaning here, the ranks' data differ, only
                 one of `max_batch` and `lr_scale` is given, there is no such rule, or the batches of a stream are to
                 adapt.
@@ -223,6 +226,7 @@ class Context:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
+        self._checkpointing.set_batch(global_batch, batch_change)
         announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader

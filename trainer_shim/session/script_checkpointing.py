@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from trainer_shim.checkpointing.async_saver import AsyncSaver
+from trainer_shim.checkpointing.batch_record import BatchRecord, check_batch_change
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
 from trainer_shim.data.sample_order import order_difference
@@ -67,6 +69,22 @@ class ScriptCheckpointing:
         if self._resumed and difference is not None:
             raise CheckpointError(f"{self._resumed.data}: {difference}")
         self._order = order
+
+    def set_batch(self, global_batch: int, batch_change: int | None) -> None:
+        """Set the global batch, which is that of the checkpoint, or changes with consent.
+
+        Args:
+            global_batch: the global batch that the script gives.
+            batch_change: the earlier global batch whose change the script consents to, None without consent.
+
+        Raises:
+            CheckpointError: the batch has changed without consent.
+            VariableError: the variable of the consent is no number.
+        """
+        now = BatchRecord(global_batch, self._group.size)
+        if self._resumed is not None:
+            check_batch_change(self._resumed.batch, now, batch_change, os.environ, str(self._resumed.data))
+        self.checkpoints.batch = now
 
     def track(self, objects: dict[str, Stateful]) -> TrackedObjects:
         """Name the objects that a checkpoint holds, load their states where there is one, and return them. Collective.
