@@ -175,6 +175,7 @@ class Context:
         max_batch: int | None = None,
         lr_scale: RuleOrName | None = None,
         batch_change: int | None = None,
+        check_samples: bool = True,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
@@ -191,13 +192,14 @@ class Context:
             lr_scale: the rule for the factor on the learning rates of a step at a larger batch: `adascale`, `linear`,
                 `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
             batch_change: the earlier `global_batch`, whose change to the present one at a resume is meant.
+            check_samples: whether some samples of a data set are compared between ranks and with the checkpoint.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
         Raises:
             BatchError: the global batch cannot be split over this world, or `max_batch` is below it.
             CheckpointError: the checkpoint has another order, so samples would be lost or repeated; or another
-                `global_batch` without consent.
+                `global_batch` without consent; or it was made with other samples.
             UsageError: there is a training loader already, an option has no meaning here, the ranks' data differ, only
                 one of `max_batch` and `lr_scale` is given, there is no such rule, or the batches of a stream are to
                 adapt.
@@ -227,6 +229,8 @@ class Context:
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
         self._checkpointing.set_batch(global_batch, batch_change)
+        if check_samples:
+            self._checkpointing.check_samples(dataset, loader, options)
         announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader

@@ -10,12 +10,14 @@ from trainer_shim.checkpointing.async_saver import AsyncSaver
 from trainer_shim.checkpointing.batch_record import BatchRecord, check_batch_change
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
-from trainer_shim.data.sample_order import order_difference
+from trainer_shim.data.sample_order import SampleOrder, order_difference
 from trainer_shim.errors import CheckpointError, SupersededError
+from trainer_shim.session.sample_checks import check_samples
 
 if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.tracked_objects import Stateful
+    from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.session.trainer_session import TrainerSession
 
 T = TypeVar("T")
@@ -85,6 +87,22 @@ class ScriptCheckpointing:
         if self._resumed is not None:
             check_batch_change(self._resumed.batch, now, batch_change, os.environ, str(self._resumed.data))
         self.checkpoints.batch = now
+
+    def check_samples(self, dataset: Any, loader: TrainLoader, options: dict[str, Any]) -> None:
+        """Check that some samples of a data set are the same on all ranks, and as in the checkpoint. Collective.
+
+        Args:
+            dataset: the data set.
+            loader: its loader; streams are not checked.
+            options: the options of the DataLoader.
+
+        Raises:
+            UsageError: the ranks have different samples.
+            CheckpointError: the checkpoint was made with other samples.
+        """
+        if isinstance(loader.order, SampleOrder):
+            found = check_samples(dataset, loader.order, options, self._group, self._resumed)
+            self.checkpoints.samples = {index: list(each) for index, each in found.items()}
 
     def track(self, objects: dict[str, Stateful]) -> TrackedObjects:
         """Name the objects that a checkpoint holds, load their states where there is one, and return them. Collective.

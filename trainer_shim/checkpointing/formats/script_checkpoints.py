@@ -126,7 +126,7 @@ class ScriptCheckpoint(NamedTuple):
     progress: Progress
     order: dict[str, Any]
     batch: BatchRecord | None = None
-    samples: dict[int, int] = {}  # noqa: RUF012  never changed
+    samples: dict[int, list[float]] = {}  # noqa: RUF012  never changed
 
     @property
     def shards(self) -> Path:
@@ -149,7 +149,7 @@ class ScriptCheckpoints:
     def __init__(self, directory: Path, *, trusted: bool = False) -> None:
         self.directory = directory
         self.batch: BatchRecord | None = None
-        self.samples: dict[int, int] = {}
+        self.samples: dict[int, list[float]] = {}
         self._trusted = trusted
         self._inspected = False  # whether the classes in this trainer's checkpoints are known
         self._unreadable: set[Path] = set()  # manifests that `latest` has skipped
@@ -445,7 +445,7 @@ def _read_manifest(manifest: Path) -> ScriptCheckpoint:
             progress=Progress.from_json(content["progress"]),
             order=content["order"],
             batch=BatchRecord.from_json(content.get("batch")),
-            samples={int(index): int(found) for index, found in content.get("samples", {}).items()},
+            samples={int(index): list(found) for index, found in content.get("samples", {}).items()},
         )
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
