@@ -92,6 +92,11 @@ class TrainLoader:
         self._map_source.switch(plan, latest)
 
     @property
+    def dataset(self) -> Any:
+        """The script's data set, as `ctx.loader` was given it."""
+        return self._source.loader.dataset.dataset  # type: ignore[attr-defined]  of a DatasetWrapper
+
+    @property
     def progress(self) -> WorkerProgress:
         """What the loader's workers do now."""
         return self._source.progress
