@@ -62,8 +62,8 @@ class TrackedObjects:
             self.objects[name] = plain
             self._stateful[name] = PlainNames(plain) if isinstance(plain, torch.nn.Module) else plain
             if _is_sharded(plain):
-                optimizes = isinstance(plain, torch.optim.Optimizer)
-                self._sharded[name] = ShardedOptimizer(name, plain, modules) if optimizes else self._stateful[name]
+                named = ShardedOptimizer(name, plain, modules) if isinstance(plain, torch.optim.Optimizer) else None
+                self._sharded[name] = named or self._stateful[name]
         self._models = [part for module in modules for part in module.modules()]
         self._save_group = SaveGroup() if self._sharded else None
 

@@ -94,7 +94,8 @@ class TrainLoader:
     @property
     def dataset(self) -> Any:
         """The script's data set, as `ctx.loader` was given it."""
-        return self._source.loader.dataset.dataset  # type: ignore[attr-defined]  of a DatasetWrapper
+        wrapper: Any = self._source.loader.dataset
+        return wrapper.dataset
 
     @property
     def progress(self) -> WorkerProgress:
