@@ -1,7 +1,7 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz shim integrations slurm gpu campaign fake-campaigns soak test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -13,6 +13,7 @@ PLAIN ?=
 CAMPAIGNS ?= 2000
 HOURS ?= 24
 CLUSTERS ?= 10000
+EPOCHS ?= 1000
 EXAMPLES ?= 200
 INPUTS ?= 100000
 SLURM ?= 22.05
@@ -74,6 +75,9 @@ soak: python ## HOURS=24 of a simulated clock in which thousands of jobs come an
 
 test-kills: python ## KILLS=200 random kills of one training's ranks, without Slurm; the training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)
+
+test-forks: python ## EPOCHS=1000 of two ranks whose loader workers are forked in each, on a busy host; nothing may hang
+	$(BIN)/python -m tests.shim.fork_epochs --epochs $(EPOCHS)
 
 test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: tests on a cluster of several hosts in containers, which is removed afterwards
 	contrib/docker/cluster test $(SLURM) $(if $(SUBSET),-m $(SUBSET))

@@ -78,6 +78,7 @@ def init(
     *,
     checkpoint_every: float = 600.0,
     collective_timeout: float | None = 600.0,
+    data_timeout: float | None = 600.0,
     trust_checkpoints: bool = False,
 ) -> Context:
     """Join the process group, and return the context of this trainer.
@@ -87,6 +88,8 @@ def init(
         checkpoint_every: seconds between periodic checkpoints.
         collective_timeout: seconds for which a rank waits for the other ranks before it ends, so that a hung rank does
             not hold the job's GPUs for ever; None for no limit.
+        data_timeout: seconds for which a rank waits for its loader workers while none of them makes progress, before
+            the rank ends; None for no limit.
         trust_checkpoints: whether to load states of any class from the checkpoints, whoever else could have written to
             the directory. Otherwise such states are loaded only where nobody but this user and root could.
 
@@ -96,11 +99,17 @@ def init(
             GPU.
         CheckpointError: the directory cannot be written, or none of its checkpoints is complete.
         UsageError: called outside the main thread, or where the script has made a process group, or with a
-            `collective_timeout` that is not above 0.
+            `collective_timeout` or `data_timeout` that is not above 0.
     """
     from trainer_shim.session.context_startup import start_context  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start_context(checkpoint_dir, checkpoint_every, collective_timeout, trust_checkpoints=trust_checkpoints)
+    return start_context(
+        checkpoint_dir,
+        checkpoint_every,
+        collective_timeout,
+        data_timeout=data_timeout,
+        trust_checkpoints=trust_checkpoints,
+    )
 
 
 def attach(

@@ -1,4 +1,4 @@
-"""The costs of the trainer shim: a step against plain DDP, the gradient noise, a checkpoint against dd, and its stall.
+"""The costs of the trainer shim: a step against plain DDP, gradient noise, order of the samples, checkpoints.
 
 Two processes with gloo on this machine. See docs/researcher/BENCHMARKS.md.
 """
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contrib.benchmarks.common import ROOT, arguments, finish, positive, say
+from contrib.benchmarks.common import ROOT, add_numbers, arguments, finish, positive, say
 from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY
 
 TRAINER = Path(__file__).with_name("shim_overhead_trainer.py")
@@ -129,6 +129,20 @@ def time_noise(base: Path, ranks: int, optimizer: str, seconds: float, blocks: i
     }
 
 
+def time_order(base: Path, samples: int, kind: str) -> dict[str, Any]:
+    """Measure the start of an epoch: seconds and memory up to the first micro-batch, and the time for a sample."""
+    with trainers(base, 1, "order", base / "order.json", samples, kind) as running:
+        running.wait(0)
+    found = json.loads((base / "order.json").read_text())
+    return {
+        "order": kind,
+        "samples": samples,
+        "start_ms": round(1000 * found["start_seconds"], 2),
+        "megabytes": round(found["megabytes"], 1),
+        "sample_us": round(found["sample_us"], 3),
+    }
+
+
 def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, Any]:
     """Compare stop checkpoints with dd on the same bytes, and measure background checkpoints."""
     ranks = 2 if kind == "fsdp2" else 1
@@ -183,6 +197,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=positive, default=50, help="computing in a step, in ms")
     parser.add_argument("--block", type=positive, default=20, help="steps of one kind in a row")
     parser.add_argument("--pairs", type=positive, default=30, help="blocks of each kind")
+    add_numbers(parser, "--samples", (10**4, 10**6, 3 * 10**8), "sizes of data sets whose order is timed")
     parser.add_argument("--megabytes", type=positive, default=512, help="size of the saved state")
     parser.add_argument("--repeat", type=positive, default=10, help="checkpoints of each kind")
     parser.add_argument("--directory", type=Path, help="where to write checkpoints (default: the temporary directory)")
@@ -196,9 +211,11 @@ def main() -> None:
         kinds = [(ranks, optimizer) for ranks in (1, 2) for optimizer in ("sgd", "adam")]
         noise = [time_noise(base, *kind, args.step_ms / 1000, args.pairs) for kind in kinds]
         table(noise)
+        orders = [time_order(base, size, kind) for kind in ("shuffled", "unshuffled") for size in args.samples]
+        table(orders)
         saves = [save_states(base, args.megabytes, kind, args.repeat) for kind in ("pt", "fsdp2")]
         table(saves)
-    finish({"steps": steps, "noise": noise, "checkpoints": saves}, as_json=args.json)
+    finish({"steps": steps, "noise": noise, "order": orders, "checkpoints": saves}, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The trainer of shim_overhead: steps of two kinds in turn, or a large state that is saved often.
+"""The trainer of shim_overhead: steps of two kinds in turn, a large state saved often, or a long order of samples.
 
 shim_overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
 shim_overhead_trainer.py noise RESULT STEP_SECONDS BLOCKS {sgd|adam} PARAMETERS
 shim_overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
 shim_overhead_trainer.py states MEGABYTES {pt|fsdp2}
+shim_overhead_trainer.py order RESULT SAMPLES {shuffled|unshuffled}
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +26,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainer_shim
 from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY
+from trainer_shim.batch import plan_batch
+from trainer_shim.data.plan_switch import PlanSwitch
+from trainer_shim.data.sample_order import SampleOrder, micro_batches
 
 if TYPE_CHECKING:
     from trainer_shim.session.context import Context
@@ -276,6 +281,19 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
     dist.barrier()
 
 
+def time_order(result: Path, samples: int, kind: str) -> None:
+    """Measure the start of an epoch of many samples, up to its first micro-batch, and the micro-batches after it."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    order = SampleOrder(1, samples, kind == "shuffled").epoch_order(0)
+    found = micro_batches(order, 0, PlanSwitch(plan_batch(GLOBAL_BATCH, 1)), 0)
+    next(found)
+    seconds, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = min(samples // GLOBAL_BATCH - 1, 10**4)
+    each = measured((None for _ in found), count) / count / GLOBAL_BATCH
+    more = (max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, peak) - before) / 2**10
+    result.write_text(json.dumps({"start_seconds": seconds, "megabytes": more, "sample_us": 1e6 * each}))
+
+
 def save_all_the_time(megabytes: int, kind: str) -> None:
     """Train until stopped, with a new background checkpoint as soon as the last one is written."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -293,5 +311,7 @@ if __name__ == "__main__":
         time_noise(Path(arguments[0]), float(arguments[1]), int(arguments[2]), arguments[3], int(arguments[4]))
     elif what == "saves":
         time_saves(Path(arguments[0]), int(arguments[1]), arguments[2], int(arguments[3]))
+    elif what == "order":
+        time_order(Path(arguments[0]), int(arguments[1]), arguments[2])
     else:
         save_all_the_time(int(arguments[0]), arguments[1])

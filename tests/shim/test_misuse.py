@@ -89,6 +89,26 @@ refused(CheckpointError, "holds ['net']", lambda: ctx.track(net=net, more=net))
     assert code == 0, output
 
 
+def test_another_global_batch_needs_consent(run):
+    """A checkpoint is continued with another global batch only where the script says which one it changes."""
+    train = """
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+for epoch in ctx.epochs(1):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+"""
+    code, output = run(train)
+    assert code == 0, output
+    code, output = run("""
+refused(CheckpointError, "made with global_batch 4 on 1 ranks", lambda: ctx.loader(dataset, global_batch=6))
+ctx.loader(dataset, global_batch=6, batch_change=4)
+""")
+    assert code == 0, output
+    assert "the global batch changes from 4 to 6" in output
+
+
 def test_training_continues_on_a_full_disk(run):
     """A checkpoint that cannot be written is an error in the log; training goes on, and a stop asks to be run again."""
     code, output = run(
@@ -344,3 +364,38 @@ def test_data_that_differ_between_ranks_are_refused(workplace):
     assert trainers.wait() == [1, 1]
     assert all("give every rank the whole data set" in trainers.output(rank) for rank in range(2))
     assert "'size': 11" in trainers.output(1)
+
+
+def test_other_samples_are_refused(workplace):
+    """A data set that is split anew on each rank, or at each start, is refused, and the differing samples are named."""
+    place = workplace()
+    place.script = place.directory / "random_split.py"
+    place.script.write_text(
+        "import os, sys; os.chdir(sys.argv[1])"
+        + PRELUDE
+        + """
+torch.manual_seed(int(sys.argv[2]) + int(sys.argv[3]) * ctx.rank)
+wide = torch.utils.data.TensorDataset(torch.randn(40, 50, generator=torch.Generator().manual_seed(1)))
+part, _ = torch.utils.data.random_split(wide, [20, 20])
+state = torch.get_rng_state()
+loader = ctx.loader(part, global_batch=4, num_workers=1, check_samples=len(sys.argv) == 4)
+assert torch.equal(state, torch.get_rng_state())
+net = ctx.wrap(torch.nn.Linear(50, 1))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+ctx.track(net=net)
+for epoch in ctx.epochs(1):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+"""
+    )
+    trainers = place.launch(2, 1, 1)
+    assert trainers.wait() == [1, 1]
+    assert all("rank 1 has other training samples than rank 0" in trainers.output(rank) for rank in range(2))
+    assert "on this rank, sample" in trainers.output(1)
+    trainers = place.launch(2, 1, 0)
+    assert trainers.wait() == [0, 0], trainers.output()
+    trainers = place.launch(1, 2, 0)
+    assert trainers.wait() == [1]
+    assert "was made with other training samples: sample" in trainers.output()
+    assert place.launch(1, 2, 0, "unchecked").wait() == [0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer_shim.checkpointing.compiled_modules import plain_name
 from trainer_shim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class ShardedOptimizer:
         self._optimizer = optimizer
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for module in modules:
-            names = {parameter: known for known, parameter in module.named_parameters()}
+            names = {parameter: plain_name(known) for known, parameter in module.named_parameters()}
             if all(parameter in names for parameter in parameters):
                 self._names = [names[parameter] for parameter in parameters]
                 break

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_shim.checkpointing.compiled_modules import PlainNames
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
 from trainer_shim.checkpointing.formats.script_checkpoints import States
 from trainer_shim.checkpointing.formats.sharded_states import read_shards, state_mismatch
@@ -36,7 +37,7 @@ class TrackedObjects:
     All ranks save the states that hold sharded tensors, each rank its part. Rank 0 saves the other states.
 
     Attributes:
-        objects: the objects by name, without DDP around them.
+        objects: the objects by name, without DDP and torch.compile around them.
         modules: the modules among them, as the script has named them.
 
     Raises:
@@ -46,6 +47,7 @@ class TrackedObjects:
     def __init__(self, objects: dict[str, Stateful], *, is_rank_zero: bool) -> None:
         self._is_rank_zero = is_rank_zero
         self.objects: dict[str, Stateful] = {}
+        self._stateful: dict[str, Stateful] = {}  # the objects, whose states have the names of uncompiled modules
         self._sharded: dict[str, Stateful] = {}
         self.modules = modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
         for name, item in objects.items():
@@ -56,11 +58,12 @@ class TrackedObjects:
             if isinstance(item, torch.nn.Module):
                 _refuse_older_fsdp(name, item)
             # The state of the plain module has no prefix of DDP, so any script can load it.
-            plain = item.module if isinstance(item, DistributedDataParallel) else item
+            plain = _without_wrappers(item)
             self.objects[name] = plain
+            self._stateful[name] = PlainNames(plain) if isinstance(plain, torch.nn.Module) else plain
             if _is_sharded(plain):
-                named = ShardedOptimizer(name, plain, modules) if isinstance(plain, torch.optim.Optimizer) else plain
-                self._sharded[name] = named
+                named = ShardedOptimizer(name, plain, modules) if isinstance(plain, torch.optim.Optimizer) else None
+                self._sharded[name] = named or self._stateful[name]
         self._models = [part for module in modules for part in module.modules()]
         self._save_group = SaveGroup() if self._sharded else None
 
@@ -82,7 +85,9 @@ class TrackedObjects:
     def states(self) -> States:
         """Return the present states; `unsharded` is empty on all ranks except rank 0."""
         return States(
-            unsharded={name: self.objects[name].state_dict() for name in self._unsharded} if self._is_rank_zero else {},
+            unsharded={name: self._stateful[name].state_dict() for name in self._unsharded}
+            if self._is_rank_zero
+            else {},
             sharded={name: item.state_dict() for name, item in self._sharded.items()},
             group=self._save_group,
         )
@@ -124,11 +129,24 @@ class TrackedObjects:
         if self._save_group is not None:
             checkpoints.require_trusted_shards(checkpoint)
             states = states | read_shards(checkpoint.shards, self._sharded, self._save_group)
-        for name, item in {**self.objects, **self._sharded}.items():
+        for name, item in {**self._stateful, **self._sharded}.items():
             try:
                 item.load_state_dict(states[name])
             except Exception as error:  # noqa: PERF203  few iterations
                 raise state_mismatch(checkpoint.data, name, error) from error
+
+
+def _without_wrappers(item: Stateful) -> Stateful:
+    """Return a module without DDP and torch.compile around it, in any order; anything else as it is."""
+    while isinstance(item, torch.nn.Module):
+        compiled = getattr(item, "_orig_mod", None)
+        if isinstance(item, DistributedDataParallel):
+            item = item.module
+        elif isinstance(compiled, torch.nn.Module):
+            item = compiled
+        else:
+            break
+    return item
 
 
 def _is_sharded(item: Stateful) -> bool:

@@ -76,13 +76,13 @@ class GlobalOrder(Sampler[int]):
         self._position = position
         self._order = order
         self.steps_per_epoch = samples // plan.global_batch
+        self._batch = plan.global_batch
         self._whole = self.steps_per_epoch * plan.global_batch
 
     def __iter__(self) -> Iterator[int]:
-        indices: list[int] = self._order.epoch_indices(self._position.step // self.steps_per_epoch)[
-            : self._whole
-        ].tolist()
-        return iter(indices)
+        order = self._order.epoch_order(self._position.step // self.steps_per_epoch)
+        for start in range(0, self._whole, self._batch):
+            yield from order[start : start + self._batch].tolist()
 
     def __len__(self) -> int:
         return self._whole
@@ -103,7 +103,7 @@ class RankBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, done = divmod(self._position.step, self.steps_per_epoch)
         size, share = self._plan.per_gpu_batch, self._plan.per_gpu_batch * self._plan.accumulation
-        order = self._order.epoch_indices(epoch)
+        order = self._order.epoch_order(epoch)
         for step in range(done, self.steps_per_epoch):
             start = step * self._plan.global_batch + self._position.rank * share
             for piece in range(start, start + share, size):

@@ -17,9 +17,13 @@ class PlanSwitch:
 
     Args:
         plan: the plan from the beginning on.
+
+    Attributes:
+        changed: whether the plan changes, or has changed, in this pass.
     """
 
     def __init__(self, plan: BatchPlan) -> None:
+        self.changed = False
         self._plan = plan
         self._next: list[tuple[int, BatchPlan]] = []  # agreed changes beyond the requested samples
         self._requested = 0  # the end of the last requested global batch
@@ -46,4 +50,5 @@ class PlanSwitch:
             latest: returns the highest of the ranks' positions, on every rank.
         """
         with self._lock:
+            self.changed = True
             self._next.append((latest(self._requested), plan))

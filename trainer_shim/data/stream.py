@@ -14,7 +14,7 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.loader_workers import DatasetWrapper, LoaderReads, progress_of
 from trainer_shim.data.sample_order import MicroBatch
 from trainer_shim.data.seeding import derive_seed, seed_generators
 from trainer_shim.errors import UsageError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.sample_order import StreamOrder
+    from trainer_shim.data.worker_progress import WorkerProgress
 
 
 class StreamSource:
@@ -41,16 +42,24 @@ class StreamSource:
         self._position = torch.zeros(2, dtype=torch.int64)  # (epoch, cursor)
         if options.get("num_workers"):  # workers may live for several epochs
             self._position.share_memory_()  # type: ignore[no-untyped-call]
+        self.progress = progress_of(options)
+        least = plan.global_batch if drop_last else 1
         self.loader: DataLoader[Any] = DataLoader(
-            _RankStream(stream, order, plan, rank, self._position, least=plan.global_batch if drop_last else 1),
+            _RankStream(stream, order, plan, rank, self._position, least=least, progress=self.progress),
             batch_size=None,
             **{**options, "collate_fn": functools.partial(_collated, collate)},
         )
+        self._reads = LoaderReads(self.loader, self.progress)
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
         self._position.copy_(torch.tensor([epoch, cursor]))
-        return iter(self.loader)
+        return self._reads.start()
+
+    def read_again(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Kill the loader's workers, and return the rest of the present read."""
+        self._reads.end_workers()
+        return self.read_from(epoch, cursor)
 
 
 class _RankStream(DatasetWrapper, IterableDataset[Any]):
@@ -60,9 +69,17 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
     """
 
     def __init__(
-        self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, where: torch.Tensor, *, least: int
+        self,
+        stream: Any,
+        order: StreamOrder,
+        plan: BatchPlan,
+        rank: int,
+        where: torch.Tensor,
+        *,
+        least: int,
+        progress: WorkerProgress,
     ) -> None:
-        super().__init__(stream)
+        super().__init__(stream, progress)
         self._seed = order.seed
         self._plan = plan
         # The pieces of a full global batch. A smaller last batch is cut alike, and may leave later ranks without
@@ -81,7 +98,7 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
             torch_worker._worker_info = None  # noqa: SLF001  torch has no function for that
         own_turn, turns = self._turn
         epoch, cursor = self._position.tolist()
-        reader = _StreamReader(self.dataset, self._seed, epoch)
+        reader = _StreamReader(self.dataset, self._seed, epoch, self.progress)
         reader.skip(cursor)
         spare = reader.peek()  # for fillers
         done = 0  # the rank's micro-batches so far
@@ -96,6 +113,7 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
             size = reader.position - start
             if size < self._least:
                 return
+            self.progress.note_idle()
             own, count = (sum(piece.start < size for piece in pieces) for pieces in (self._pieces, self._first))
             for number, piece, samples in held:
                 if samples:
@@ -116,8 +134,10 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
 class _StreamReader:
     """Reads a stream, and counts its samples. A sample's random numbers depend on (seed, epoch, position)."""
 
-    def __init__(self, stream: Any, seed: int, epoch: int) -> None:
+    def __init__(self, stream: Any, seed: int, epoch: int, progress: WorkerProgress) -> None:
         self.position = 0  # the position of the next sample
+        self._epoch = epoch
+        self._progress = progress
         self._seed = functools.partial(derive_seed, seed, epoch)
         self._next: list[Any] = []  # the sample that `peek` has read
         if hasattr(stream, "set_epoch"):
@@ -129,6 +149,7 @@ class _StreamReader:
     def peek(self) -> list[Any]:
         """Return the next sample in a list, without removing it; the list is empty at the end."""
         if not self._next:
+            self._progress.note_sample(self._epoch, self.position)
             seed_generators(self._seed(self.position))
             self._next = [item for _, item in zip(range(1), self._items)]
         return self._next

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.loader_workers import DatasetWrapper, LoaderReads, progress_of
 from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.data.prefetch import Prefetcher
 from trainer_shim.data.sample_order import StreamOrder, micro_batches
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.data.random_batches import DrawOrder
     from trainer_shim.data.sample_order import MicroBatch, SampleOrder
+    from trainer_shim.data.worker_progress import WorkerProgress
 
 
 class TrainLoader:
@@ -92,6 +93,17 @@ class TrainLoader:
         self._map_source.switch(plan, latest)
 
     @property
+    def dataset(self) -> Any:
+        """The script's data set, as `ctx.loader` was given it."""
+        wrapper: Any = self._source.loader.dataset
+        return wrapper.dataset
+
+    @property
+    def progress(self) -> WorkerProgress:
+        """What the loader's workers do now."""
+        return self._source.progress
+
+    @property
     def _map_source(self) -> MapSource:
         assert isinstance(self._source, MapSource)  # noqa: S101  the batches of streams do not adapt
         return self._source
@@ -109,8 +121,13 @@ class TrainLoader:
             cursor: the samples of the epoch that have been trained on.
             await_data: called with the source of the data before each global batch and at the end of the epoch.
         """
-        loader = self._source.loader
-        prefetcher = Prefetcher(self._source.read_from(epoch, cursor), waits=loader.num_workers > 0)
+        source, loader = self._source, self._source.loader
+        prefetcher = Prefetcher(
+            source.read_from(epoch, cursor),
+            waits=loader.num_workers > 0,
+            progress=source.progress,
+            again=lambda: source.read_again(epoch, cursor) if boundary else None,
+        )
         boundary = True
         try:
             while True:
@@ -121,6 +138,7 @@ class TrainLoader:
                 except StopIteration:
                     return
                 boundary = micro.last
+                cursor += micro.global_samples if boundary else 0
                 # The word makes this seed differ from a sample's seed with the same numbers.
                 seed_generators(derive_seed(self.order.seed, epoch, micro.position, "micro-batch"))
                 yield micro, batch
@@ -140,8 +158,15 @@ class Source(Protocol):
     loader: DataLoader[Any]
     size: int | None
 
+    @property
+    def progress(self) -> WorkerProgress:
+        """What the loader's workers do now."""
+
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
+
+    def read_again(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]] | None:
+        """Kill the loader's workers, and return the rest of the present read by new ones; None where it cannot be."""
 
 
 class MapSource:
@@ -169,15 +194,17 @@ class MapSource:
         self._rank = rank
         self._drop_last = drop_last
         self._sampler = _Sampler()
+        self.progress = progress_of(options)
         self.loader: DataLoader[Any] = DataLoader(
-            _Seeded(dataset, order.seed),
+            _Seeded(dataset, order.seed, self.progress),
             batch_sampler=self._sampler,  # type: ignore[arg-type]
             **options,
         )
+        self._reads = LoaderReads(self.loader, self.progress)
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
-        order = self._order.epoch_indices(epoch)
+        order = self._order.epoch_order(epoch)
         self._switch = PlanSwitch(self.plan)
         # Two iterators, because the loader requests data long before it delivers them.
         requested, expected = itertools.tee(
@@ -185,7 +212,14 @@ class MapSource:
         )
         self._sampler.batches = ((epoch, micro.indices) for micro in requested)
         # The loader is the first argument of `zip`, so it reaches its end, which releases the workers.
-        return ((micro, batch) for batch, micro in zip(self.loader, expected))
+        return ((micro, batch) for batch, micro in zip(self._reads.start(), expected))
+
+    def read_again(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]] | None:
+        """Kill the loader's workers, and return the rest of the present read; None where the plan changes in it."""
+        if self._switch.changed:
+            return None
+        self._reads.end_workers()
+        return self.read_from(epoch, cursor)
 
     def is_over(self, cursor: int) -> bool:
         """Return whether a read from `cursor` would yield nothing."""
@@ -210,19 +244,22 @@ class _Sampler:
 class _Seeded(DatasetWrapper, Dataset[Any]):
     """A data set whose random numbers for a sample depend on (seed, epoch, index), and not on the process."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        super().__init__(dataset)
+    def __init__(self, dataset: Any, seed: int, progress: WorkerProgress) -> None:
+        super().__init__(dataset, progress)
         self._seed = seed
 
     def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
         epoch, indices = batch
         whole = getattr(self.dataset, "__getitems__", None)
         if whole:
+            self.progress.note_sample(epoch, indices[0])
             seed_generators(derive_seed(self._seed, epoch, indices[0]))
             found: list[Any] = whole(indices)
-            return found
-        found = []
-        for index in indices:
-            seed_generators(derive_seed(self._seed, epoch, index))
-            found.append(self.dataset[index])
+        else:
+            found = []
+            for index in indices:
+                self.progress.note_sample(epoch, index)
+                seed_generators(derive_seed(self._seed, epoch, index))
+                found.append(self.dataset[index])
+        self.progress.note_idle()
         return found

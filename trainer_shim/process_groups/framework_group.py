@@ -38,5 +38,6 @@ class FrameworkGroup(RankGroup):
 
     def close(self) -> None:
         """Destroy the process group, where the shim has made it."""
+        self._latest_sums.clear()  # they hold connections of the group
         if self._own is not None:
             self._own.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import resource
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # The clocks of gloo and NCCL run while a job is suspended, and a collective under way must not time out. Neither
 # extends the time of a collective that has begun, so hangs are the watchdog's responsibility.
 COLLECTIVE_TIMEOUT = timedelta(days=7)
+
+_KEPT_SUMS = 16
 
 T = TypeVar("T")
 
@@ -91,10 +94,15 @@ class RankGroup:
         self.size = size
         self.watchdog = watchdog
         self._control = control  # None for a process that is alone, and has no process group
+        # A gloo thread that drops the last reference to a tensor of Python takes the interpreter lock, shortly after
+        # the sum: perhaps just when a loader worker is forked, which then hangs. So Python keeps a later reference.
+        self._latest_sums: collections.deque[PendingSum] = collections.deque(maxlen=_KEPT_SUMS)
 
     def start_sum(self, values: torch.Tensor) -> PendingSum:
         """Start to sum a CPU tensor over the ranks, in place."""
-        return PendingSum(values, self._control, self.watchdog)
+        pending = PendingSum(values, self._control, self.watchdog)
+        self._latest_sums.append(pending)
+        return pending
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums of the ranks' values, the same on all ranks. Collective."""

@@ -42,7 +42,9 @@ class ScriptGroup(RankGroup):
                 world_size=world.size,
                 timeout=COLLECTIVE_TIMEOUT,
             )
-            control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if on_gpu else dist.group.WORLD
+            control = None  # a process that is alone votes without gloo, whose threads could disturb a worker's fork
+            if world.size > 1:
+                control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if on_gpu else dist.group.WORLD
         super().__init__(world.rank, world.size, control, watchdog)
         if world.size > 1:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store may outlive its workers
@@ -62,5 +64,6 @@ class ScriptGroup(RankGroup):
     def close(self) -> None:
         """Destroy the process group, unless the script has already done so."""
         self.watchdog.close()
+        self._latest_sums.clear()  # they hold connections of the group
         if dist.is_initialized():
             dist.destroy_process_group()

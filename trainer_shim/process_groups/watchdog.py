@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Callable, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -148,24 +148,37 @@ class Watchdog:
             log.warning("rank %d continues to wait: a checkpoint is being written or read", self._rank)
             self._wait = wait._replace(since=self._clock)
             return
+        places = answer or "the store does not answer, so its process (as a rule rank 0) hangs, is stopped or gone"
+        self._exit(
+            "whose wait timed out; its output says for what" if answer else None,
+            f"after {waited:.0f} s in {self._location(wait.what)}. The ranks: {places}",
+        )
+
+    def end_for_data(self, happened: str) -> NoReturn:
+        """End this process, because its training data do not come; the exit code is that of a hang.
+
+        Args:
+            happened: what the loader's workers do.
+        """
+        self._exit(f"whose training data do not come: {happened}", f"its training data do not come: {happened}")
+
+    def _exit(self, announced: str | None, why: str) -> NoReturn:
+        """End this process with the stacks of its threads.
+
+        Args:
+            announced: what the other ranks log of this rank, None where the store does not answer.
+            why: what this rank logs.
+        """
         code = _with_timeout(ANSWER_SECONDS, self.exit_code) or HUNG_EXIT_CODE
         # A hung thread may hold a lock of stderr or of logging.
         last_resort = threading.Timer(ANSWER_SECONDS, os._exit, (code,))
         last_resort.daemon = True
         last_resort.start()
-        if answer and self.store is not None:
+        store = self.store
+        if announced and store is not None:
             with contextlib.suppress(RuntimeError):  # rank 0, and the store with it, may have ended just now
-                self.store.compare_set(
-                    "failed", "", f"rank {self._rank}, whose wait timed out; its output says for what"
-                )
-        log.error(
-            "rank %d ends with exit code %d, after %.0f s in %s. The ranks: %s",
-            self._rank,
-            code,
-            waited,
-            self._location(wait.what),
-            answer or "the store does not answer, so its process (as a rule rank 0) hangs, is stopped or gone",
-        )
+                store.compare_set("failed", "", f"rank {self._rank}, {announced}")
+        log.error("rank %d ends with exit code %d, %s", self._rank, code, why)
         faulthandler.dump_traceback(2)
         os._exit(code)
 

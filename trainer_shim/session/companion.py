@@ -19,7 +19,7 @@ import torch
 from trainer_shim.checkpointing.atomic_files import atomic_file
 from trainer_shim.data.even_split import GlobalOrder, RankBatches, even_sizes, plan_even_split
 from trainer_shim.data.loader_workers import workers_ignoring_signals
-from trainer_shim.data.sample_order import SampleOrder
+from trainer_shim.data.sample_order import SampleOrder, order_difference
 from trainer_shim.data.seeding import derive_seed
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
 from trainer_shim.preemption.exit import wait_for_gloo_threads
@@ -309,7 +309,10 @@ class Companion:
         if samples < self._planned().global_batch:
             raise BatchError(f"the data set has {samples} samples, and global_batch is {self._planned().global_batch}")
         order = SampleOrder(seed, samples, shuffle)
-        self._check_unchanged("order", order._asdict())
+        before = self.resumed_metadata.get("order")
+        difference = None if before is None else order_difference(before, order._asdict())
+        if difference is not None:
+            raise CheckpointError(f"{self.resume}: {difference}")
         self._order = order._asdict()
         return order
 

@@ -21,6 +21,7 @@ from trainer_shim.batch import plan_batch, trainable_sizes
 from trainer_shim.checkpointing.formats.exports import export_modules
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
+from trainer_shim.data.data_wait import announce_dead_workers
 from trainer_shim.data.loader_factory import check_draw_options, check_multiple_of, make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.checkpointing.tracked_objects import TrackedObjects
+    from trainer_shim.data.data_wait import DataWait
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.sample_order import MicroBatch
     from trainer_shim.process_groups.script_group import ScriptGroup
@@ -89,8 +91,10 @@ class Context:
         group: ScriptGroup,
         checkpoints: ScriptCheckpoints,
         resumed: ScriptCheckpoint | None,
+        data_wait: DataWait,
     ) -> None:
         self._session = session
+        self._data_wait = data_wait
         self._group = group
         self._checkpointing = ScriptCheckpointing(session, checkpoints, resumed)
         self._progress = resumed.progress if resumed else Progress()
@@ -196,6 +200,8 @@ class Context:
         max_batch: int | None = None,
         lr_scale: RuleOrName | None = None,
         multiple_of: int = 1,
+        batch_change: int | None = None,
+        check_samples: bool = True,
         **options: Any,
     ) -> TrainLoader:
         """Return the training data, as micro-batches of this rank.
@@ -213,12 +219,15 @@ class Context:
                 `sqrt`, `trainer_shim.legw(...)`, or a function of a `ScalingInputs`.
             multiple_of: every micro-batch has a multiple of so many samples (2 for a mixup of pairs). The last global
                 batch of an epoch must have, too: use `drop_last=True` where the data set's size is no multiple.
+            batch_change: the earlier `global_batch`, whose change to the present one at a resume is meant.
+            check_samples: whether some samples of a data set are compared between ranks and with the checkpoint.
             **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
                 leaves out the last global batch of an epoch where it is not full.
 
         Raises:
             BatchError: the global batch cannot be split over this world, or `max_batch` is below it.
-            CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
+            CheckpointError: the checkpoint has another order, so samples would be lost or repeated; or another
+                `global_batch` without consent; or it was made with other samples.
             UsageError: there is a training loader already, an option has no meaning here, the ranks' data differ, only
                 one of `max_batch` and `lr_scale` is given, there is no such rule, or the batches of a stream are to
                 adapt.
@@ -248,6 +257,10 @@ class Context:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(loader.order._asdict())
+        self._checkpointing.set_batch(global_batch, batch_change)
+        if check_samples:
+            self._checkpointing.check_samples(dataset, loader, options)
+        announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader
 
@@ -884,6 +897,10 @@ class Context:
         vote = Vote()
         while self._supply.late:
             waits = not prefetcher.ready(POLL_INTERVAL)
+            if waits:
+                self._data_wait.check(prefetcher)
+            else:
+                self._data_wait.finish()
             samples = next_batch_samples(prefetcher) if is_stream and not waits else 0
             own = Vote(data_late=waits, batch_samples=samples, batch_samples_squared=samples * samples)
             vote = self._session.start_vote(own).result()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory, highest_generation
+from trainer_shim.data.data_wait import DataWait
 from trainer_shim.environment.torchrun import write_exit_code
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.preemption.exit import wait_for_gloo_threads
@@ -29,11 +30,13 @@ def start_context(
     checkpoint_every: float,
     collective_timeout: float | None = None,
     *,
+    data_timeout: float | None = None,
     trust_checkpoints: bool = False,
 ) -> Context:
     """Return the context of this process; see `trainer_shim.init` for the arguments and errors."""
-    if collective_timeout is not None and not collective_timeout > 0:
-        raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
+    for name, seconds in [("collective_timeout", collective_timeout), ("data_timeout", data_timeout)]:
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"{name}={seconds!r}: it must be seconds above 0, or None")
     check_no_process_group()
     job, stop_requests, world = start_process()
     group = ScriptGroup(world, collective_timeout)
@@ -75,4 +78,5 @@ def start_context(
         checkpoint_every=checkpoint_every,
         measures_data=True,
     )
-    return Context(session=session, group=group, checkpoints=checkpoints, resumed=resumed)
+    data_wait = DataWait(data_timeout, group.rank, group.watchdog.end_for_data)
+    return Context(session=session, group=group, checkpoints=checkpoints, resumed=resumed, data_wait=data_wait)

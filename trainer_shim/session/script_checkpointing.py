@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from trainer_shim.checkpointing.async_saver import AsyncSaver
+from trainer_shim.checkpointing.batch_record import BatchRecord, check_batch_change
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
+from trainer_shim.data.sample_order import SampleOrder, order_difference
 from trainer_shim.errors import CheckpointError, SupersededError
+from trainer_shim.session.sample_checks import check_samples
 
 if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.tracked_objects import Stateful
+    from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.session.trainer_session import TrainerSession
 
 T = TypeVar("T")
@@ -62,12 +67,42 @@ class ScriptCheckpointing:
         Raises:
             CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
         """
-        if self._resumed and self._resumed.order != order:
-            raise CheckpointError(
-                f"{self._resumed.data}: made with {self._resumed.order}, and this script has {order}; "
-                "use another checkpoint directory for other data"
-            )
+        difference = order_difference(self._resumed.order, order) if self._resumed else None
+        if self._resumed and difference is not None:
+            raise CheckpointError(f"{self._resumed.data}: {difference}")
         self._order = order
+
+    def set_batch(self, global_batch: int, batch_change: int | None) -> None:
+        """Set the global batch, which is that of the checkpoint, or changes with consent.
+
+        Args:
+            global_batch: the global batch that the script gives.
+            batch_change: the earlier global batch whose change the script consents to, None without consent.
+
+        Raises:
+            CheckpointError: the batch has changed without consent.
+            VariableError: the variable of the consent is no number.
+        """
+        now = BatchRecord(global_batch, self._group.size)
+        if self._resumed is not None:
+            check_batch_change(self._resumed.batch, now, batch_change, os.environ, str(self._resumed.data))
+        self.checkpoints.batch = now
+
+    def check_samples(self, dataset: Any, loader: TrainLoader, options: dict[str, Any]) -> None:
+        """Check that some samples of a data set are the same on all ranks, and as in the checkpoint. Collective.
+
+        Args:
+            dataset: the data set.
+            loader: its loader; streams are not checked.
+            options: the options of the DataLoader.
+
+        Raises:
+            UsageError: the ranks have different samples.
+            CheckpointError: the checkpoint was made with other samples.
+        """
+        if isinstance(loader.order, SampleOrder):
+            found = check_samples(dataset, loader.order, options, self._group, self._resumed)
+            self.checkpoints.samples = {index: list(each) for index, each in found.items()}
 
     def track(self, objects: dict[str, Stateful]) -> TrackedObjects:
         """Name the objects that a checkpoint holds, load their states where there is one, and return them. Collective.

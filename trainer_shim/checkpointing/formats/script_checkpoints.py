@@ -29,6 +29,7 @@ from trainer_shim.checkpointing.atomic_files import (
     read_with_retries,
     sync_directory,
 )
+from trainer_shim.checkpointing.batch_record import BatchRecord
 from trainer_shim.checkpointing.checkpoint_pruning import retained
 from trainer_shim.checkpointing.formats.sharded_states import write_shards
 from trainer_shim.checkpointing.trusted_load import (
@@ -114,6 +115,8 @@ class ScriptCheckpoint(NamedTuple):
         sharded: the names of the states in the directory `shards`, empty without such a directory.
         progress: the position in the training.
         order: the description of the order of the samples, in which the position counts.
+        batch: the global batch, None in a checkpoint of an earlier version.
+        samples: the fingerprints of some samples by their indices, empty where there are none.
     """
 
     data: Path
@@ -122,6 +125,8 @@ class ScriptCheckpoint(NamedTuple):
     sharded: list[str]
     progress: Progress
     order: dict[str, Any]
+    batch: BatchRecord | None = None
+    samples: dict[int, list[float]] = {}  # noqa: RUF012  never changed
 
     @property
     def shards(self) -> Path:
@@ -135,10 +140,16 @@ class ScriptCheckpoints:
     Args:
         directory: the checkpoint directory.
         trusted: whether the script consents to load states of any class, whoever could have written them.
+
+    Attributes:
+        batch: the global batch that new manifests have, None before it is known.
+        samples: the fingerprints of some samples that new manifests have, by the samples' indices.
     """
 
     def __init__(self, directory: Path, *, trusted: bool = False) -> None:
         self.directory = directory
+        self.batch: BatchRecord | None = None
+        self.samples: dict[int, list[float]] = {}
         self._trusted = trusted
         self._inspected = False  # whether the classes in this trainer's checkpoints are known
         self._unreadable: set[Path] = set()  # manifests that `latest` has skipped
@@ -226,11 +237,15 @@ class ScriptCheckpoints:
             SupersededError: `check` raised it, at the beginning or just before a file was renamed; nothing was changed.
             OSError: the checkpoint cannot be written; the older checkpoints are unchanged.
         """
-        position = {
+        position: dict[str, Any] = {
             "progress": progress.to_json(),
             "order": order,
             "sharded": sorted(states.sharded),
         }
+        if self.batch is not None:
+            position["batch"] = self.batch._asdict()
+        if self.samples:
+            position["samples"] = {str(index): found for index, found in self.samples.items()}
         if states.group is not None:
             return self._save_sharded(states, states.group, generation, position, check)
         check()
@@ -429,8 +444,10 @@ def _read_manifest(manifest: Path) -> ScriptCheckpoint:
             sharded=list(content.get("sharded", [])),
             progress=Progress.from_json(content["progress"]),
             order=content["order"],
+            batch=BatchRecord.from_json(content.get("batch")),
+            samples={int(index): list(found) for index, found in content.get("samples", {}).items()},
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
 
 

@@ -133,6 +133,12 @@ def test_steps_per_epoch():
         len(make(range(21), 10))
 
 
+def test_the_data_set_of_a_loader():
+    """A loader has the script's own data set, as a DataLoader has."""
+    for dataset in (Augmented(), AsStream()):
+        assert make(dataset, 6).dataset is dataset
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_drop_last(stream):
     """Whole global batches only, the same at every world size; a training may do so at one start and not at another."""
