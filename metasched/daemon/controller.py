@@ -218,10 +218,10 @@ class Controller:
         retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
-        reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
+        reported = [state.snapshot.job[uid] for uid in sorted(self._reports.reported) if uid in state.jobs]
         note_contradictions(self._store, reported, now)
         note_work_contradictions(self._store, self._state_builder.contradicted, now)
-        models = {uid: job.requirements.model for uid, job in state.jobs.items()}
+        models = self._state_builder.models
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
 

@@ -15,6 +15,7 @@ import structlog
 
 from metasched.core.model import Status
 from metasched.core.reasons import Code, Reason, to_text
+from metasched.core.reuse import reuses_results
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.launch_failures import (
     began_unseen,
@@ -118,6 +119,8 @@ class RunTracking:
         self._missing_since: dict[str, float] = {}  # by uid
         self._recovered_since: dict[str, float] = {}  # by uid
         self._restarts: Mapping[str, int] = {}  # Slurm's restart counts in the last poll, by uid
+        self._reuses = reuses_results()
+        self._waiting: Mapping[str, tuple[RecordedJob, TrackedJob]] = {}  # jobs without an open run, of the last poll
 
     def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
         """Bring the runs of all jobs up to what Slurm lists, and finish the jobs that have ended. Repeatable.
@@ -133,24 +136,39 @@ class RunTracking:
         now = observation.now
         live: dict[str, TrackedJob] = {}
         over: dict[str, RecordedJob] = {}
-        turns = self._reports.in_turn(job.record for job in jobs.values())
+        waiting = self._unchanged(jobs)
+        others = {uid: job for uid, job in jobs.items() if uid not in waiting} if waiting else jobs
+        turns = self._reports.in_turn(job.record for job in others.values())
         runs = (record for record in turns if record.current is not None and record.current.started is not None)
         read = {
             record.uid: self._reports.read(record, now) for record in runs if jobs[record.uid].slurm.state not in ENDED
         }
+        still_waiting = dict(waiting)
         for uid, job in jobs.items():
-            if job.slurm.state not in ENDED:
+            if (unchanged := waiting.get(uid)) is not None:
+                live[uid] = unchanged[1]
+            elif job.slurm.state not in ENDED:
                 record = read.get(uid, job.record)
-                live[uid] = self._track(record, job.slurm, observation.inventory, now, retries)
+                live[uid] = tracked = self._track(record, job.slurm, observation.inventory, now, retries)
+                if tracked.record.current is None and tracked.status in (Status.HELD, Status.QUEUED):
+                    still_waiting[uid] = job, tracked
             elif self._rescued(job.record, job.slurm, now, retries):
                 live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
             else:
                 over[uid] = job
-        self._restarts = {uid: job.slurm.restarts for uid, job in jobs.items()}
+        self._waiting = still_waiting if self._reuses else {}
+        self._restarts = {uid: job.slurm.restarts for uid, job in others.items()} | {
+            uid: job.slurm.restarts for uid, (job, _) in waiting.items()
+        }
         self._recovered_since = {uid: since for uid, since in self._recovered_since.items() if uid in jobs}
         # Last reports come last: those of one ended job may be as long as all others together.
         finished = sum(self._finish(record, over[record.uid].slurm, now) for record in turns if record.uid in over)
         return TrackedRuns(live, finished + self._finish_vanished(observation.missing, now))
+
+    def _unchanged(self, jobs: Mapping[str, RecordedJob]) -> dict[str, tuple[RecordedJob, TrackedJob]]:
+        """Return the jobs that Slurm and the store still show as waiting without an open run: nothing is to be done."""
+        known = self._waiting
+        return {uid: found for uid, job in jobs.items() if (found := known.get(uid)) is not None and found[0] is job}
 
     def _track(
         self, record: JobRecord, slurm: SlurmJob, inventory: NodeInventory, now: float, retries: Retries

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from metasched.configuration.config import Sharing
 from metasched.core.batching import BatchControl
 from metasched.core.model import Job
+from metasched.core.reuse import Latest, reuses_results
 from metasched.learning.restart_cost import RestartCosts
 from metasched.learning.service_prediction import ServicePrediction
 from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
@@ -32,6 +33,7 @@ class JobEstimates:
         self._throughput = ThroughputLearning(store, sharing.untried_part, sharing.table)
         self._service = ServicePrediction(store)
         self._restarts = RestartCosts(store)
+        self._subjects = Latest[Mapping[str, str]](reuses=reuses_results())
 
     def reconfigure(self, sharing: Sharing) -> None:
         """Estimate speeds anew where the configuration of GPU sharing has changed."""
@@ -43,6 +45,10 @@ class JobEstimates:
         """Read the earlier jobs again for jobs that come in this poll."""
         self._service.begin_poll()
         self._restarts.begin_poll()
+
+    def take_changes(self) -> Collection[str] | None:
+        """Return the subjects of which more is known than at the last call; None where that may be all subjects."""
+        return self._throughput.take_changes()
 
     def add_to(self, job: Job, record: JobRecord, model: str | None) -> Job:
         """Return the job with its speed, its expected service and its restart cost.
@@ -76,12 +82,15 @@ class JobEstimates:
 
         Args:
             jobs: the live ones.
-            models: the model that each job's tag names, by uid; None for none.
+            models: the model that each job's tag names, by uid; None for none. The same object while the jobs are the
+                same.
             reported: uids of the jobs with new reports.
             profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
-        subjects = {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}
+        subjects = self._subjects.of(
+            lambda: {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}, models
+        )
         self._throughput.learn(jobs, subjects, reported, profiling_reports, now)
 
     def forget(self, uid: str) -> None:
