@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from metasched.configuration.config import Config, Intake
 from metasched.core.declared_work import WorkContradiction
-from metasched.core.model import Node, Quota, Snapshot, Status
+from metasched.core.model import Job, Node, Quota, Snapshot, Status
+from metasched.core.reasons import Reason
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.described_jobs import DescribedJobs
 from metasched.intake.job_intake import JobIntake
@@ -36,6 +37,8 @@ class ClusterState:
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
         node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
+        version: the same object while no job changes by more than the time, comes or goes.
+        holding: the jobs of the snapshot that hold an allocation.
     """
 
     snapshot: Snapshot
@@ -44,6 +47,8 @@ class ClusterState:
     arrived: int = 0
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
+    version: object = field(default_factory=object, compare=False)
+    holding: tuple[Job, ...] = field(default=(), compare=False)
 
     @cached_property
     def _jobs_of_record(self) -> Mapping[int, int]:
@@ -73,12 +78,14 @@ class _Arrangement:
 
     Attributes:
         order: uids of the jobs of the snapshot, in its order.
+        holding: those of them that hold an allocation.
         unplannable: uids of the live jobs that are left out of it.
         others: the jobs that hold resources and are not in the snapshot.
         quotas: the limits that hold under every policy.
     """
 
     order: tuple[str, ...]
+    holding: tuple[str, ...]
     unplannable: frozenset[str]
     others: Sequence[SlurmJob]
     quotas: tuple[Quota, ...]
@@ -111,9 +118,18 @@ class ClusterStateBuilder:
         return self._described.contradicted
 
     @property
-    def models(self) -> Mapping[str, str | None]:
-        """The model that each live job's tag names, by uid; the same object while the jobs are the same."""
-        return self._described.models
+    def subjects(self) -> Mapping[str, str]:
+        """The subject of each live job's speed, by uid; the same object while the jobs are the same."""
+        return self._described.subjects
+
+    @property
+    def ends(self) -> Mapping[str, Reason]:
+        """Why jobs are to end for good, by uid, as their records say."""
+        return self._described.ends
+
+    def take_described(self) -> Collection[str]:
+        """Return the uids of the jobs that changed by more than the time since the last call."""
+        return self._described.take_described()
 
     def build(self, observation: Observation, tracked: TrackedRuns, config: Config, round_number: int) -> ClusterState:
         """Build the state.
@@ -158,6 +174,8 @@ class ClusterStateBuilder:
             arrived=self._intake.arrived,
             completed=tracked.ended,
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
+            version=arranged,
+            holding=tuple([live[uid].job for uid in arranged.holding]),
         )
 
 
@@ -165,8 +183,10 @@ def _arranged(described: Mapping[str, ObservedJob], observation: Observation, li
     live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
     others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
     pairs = [(observed.job, observed.slurm) for observed in live.values()]
+    order = tuple(sorted(live, key=lambda uid: (live[uid].job.submitted, uid)))
     return _Arrangement(
-        order=tuple(sorted(live, key=lambda uid: (live[uid].job.submitted, uid))),
+        order=order,
+        holding=tuple(uid for uid in order if live[uid].job.placement is not None),
         unplannable=frozenset(described.keys() - live.keys()),
         others=others,
         quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, limits),

@@ -7,7 +7,7 @@ time are made again: the service of a present run, and the seconds until a reser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from metasched.configuration.config import Intake
@@ -87,14 +87,16 @@ class DescribedJobs:
         all_losses: whether all jobs get their losses, and not only those of apps.
         contradicted: how the declared steps of jobs of this poll are contradicted, by uid; no policy sees those steps.
         changed: whether in this poll a job has come, gone, or changed by more than the passing of time.
-        models: the model that each job's tag names, by uid; the same object while the jobs are the same.
+        subjects: of each job's speed, by uid; the same object while the jobs are the same.
+        ends: why jobs are to end for good, by uid, as their records say.
     """
 
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
         self.all_losses = False
         self.contradicted: dict[str, WorkContradiction] = {}
         self.changed = True
-        self.models: Mapping[str, str | None] = {}
+        self.subjects: Mapping[str, str] = {}
+        self.ends: Mapping[str, Reason] = {}
         self._store = store
         self._intake = intake
         self._estimates = estimates
@@ -104,6 +106,8 @@ class DescribedJobs:
         self._observed: dict[str, ObservedJob] = {}
         self._dependencies: _Dependencies | None = None
         self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
+        self._live: Mapping[str, TrackedJob] | None = None  # the jobs of the last poll
+        self._taken: set[str] = set()  # uids that were described since the last take_described
         self._timed: frozenset[str] = frozenset()  # uids of the jobs whose descriptions depend on the time
 
     def of(self, live: Mapping[str, TrackedJob], observation: Observation, limits: Intake) -> Mapping[str, ObservedJob]:
@@ -122,13 +126,18 @@ class DescribedJobs:
         found: dict[str, _Described] = {}
         new: list[str] = []
         aged = False
-        for uid, job in live.items():
+        rest = live
+        if live is self._live and known and not changes and not closes_nodes:
+            found = dict(known) if timed or reported else self._known
+            rest = {uid: live[uid] for uid in timed | reported if uid in live}
+        self._live = live
+        for uid, job in rest.items():
             before = known.get(uid)
             if before is not None and uid not in reported and before.subject not in changes:
                 if before.tracked is job and not closes_nodes and uid not in timed:
                     found[uid] = before
                     continue
-                if _same(before.tracked, job):
+                if job.is_same(before.tracked):
                     after = self._renewed(before, job, observation, limits)
                     if after is not None:
                         aged = aged or after is not before
@@ -136,6 +145,7 @@ class DescribedJobs:
                         continue
             found[uid] = self._describe(job, observation, limits)
             new.append(uid)
+        self._taken.update(new)
         self.changed = bool(new) or len(found) != len(self._known)
         if self.changed or aged:
             observed = {uid: one.observed for uid, one in found.items()}
@@ -147,9 +157,16 @@ class DescribedJobs:
             self._known = found
         if self.changed:
             self.contradicted = {uid: one.contradiction for uid, one in found.items() if one.contradiction is not None}
-            self.models = {uid: one.observed.requirements.model for uid, one in found.items()}
+            self.subjects = {uid: one.subject for uid, one in found.items()}
+            records = (one.observed.record for one in found.values())
+            self.ends = {record.uid: record.end_reason for record in records if record.end_reason is not None}
             self._timed = frozenset(uid for uid, one in found.items() if one.depends_on_time)
         return self._observed
+
+    def take_described(self) -> Collection[str]:
+        """Return the uids of the jobs that were described anew since the last call."""
+        taken, self._taken = self._taken, set()
+        return taken
 
     def _may_reuse(self, observation: Observation, limits: Intake) -> bool:
         """Whether what all descriptions depend on is as in the last poll."""
@@ -222,10 +239,6 @@ class DescribedJobs:
     def _why_not_started(self, uid: str) -> Reason | None:
         events = self._store.recent_events(EVENTS, uid)
         return next((from_text(event.text) for event in events if event.kind == NOT_STARTED), None)
-
-
-def _same(one: TrackedJob, other: TrackedJob) -> bool:
-    return one.record is other.record and one.slurm is other.slurm and one.status is other.status
 
 
 def _is_early(record: JobRecord, now: float) -> bool:

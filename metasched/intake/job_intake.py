@@ -65,9 +65,10 @@ class JobIntake:
         self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
         self._reuses = reuses_results()
         self._shared = Latest[frozenset[int]](reuses=self._reuses)
+        self._shown: tuple[object, object] | None = None  # jobs and records of the last poll, if all were marked
         self._marked: Mapping[str, RecordedJob] = {}  # jobs of the last poll for which nothing is left to write
 
-    def take_in(self, observation: Observation, limits: Intake) -> dict[str, RecordedJob]:
+    def take_in(self, observation: Observation, limits: Intake) -> Mapping[str, RecordedJob]:
         """Record the new jobs within the limits, then stamp and hold the jobs that Slurm does not show so yet.
 
         All records are committed before the first write to Slurm, so that a crash in between gives no job a second uid.
@@ -94,7 +95,10 @@ class JobIntake:
         if admitted:
             records = {**records, **self._record(admitted, inventory, observation.now)}
         marked, still_marked = self._marked, dict[str, RecordedJob]()
-        jobs = {}
+        shown = (observation.ours, records)
+        if self._shown is not None and self._shown[0] is shown[0] and self._shown[1] is shown[1]:
+            return marked  # every job is as in the last poll, and there was nothing to write
+        jobs: dict[str, RecordedJob] = {}
         for uid, slurm_job in observation.ours.items():
             record = records.get(uid)
             if record is None:
@@ -108,6 +112,8 @@ class JobIntake:
                     continue
             jobs[uid] = still_marked[uid] = job
         self._marked = still_marked
+        is_settled = self._reuses and len(still_marked) == len(jobs) and not deferred
+        self._shown = shown if is_settled else None
         for uid, (slurm_job, reason) in self.deferred.items():
             self._hold_deferred(uid, slurm_job, reason)
         return jobs

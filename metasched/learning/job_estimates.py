@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from metasched.configuration.config import Sharing
 from metasched.core.batching import BatchControl
 from metasched.core.model import Job
-from metasched.core.reuse import Latest, reuses_results
 from metasched.learning.restart_cost import RestartCosts
 from metasched.learning.service_prediction import ServicePrediction
 from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
@@ -33,7 +32,6 @@ class JobEstimates:
         self._throughput = ThroughputLearning(store, sharing.untried_part, sharing.table)
         self._service = ServicePrediction(store)
         self._restarts = RestartCosts(store)
-        self._subjects = Latest[Mapping[str, str]](reuses=reuses_results())
 
     def reconfigure(self, sharing: Sharing) -> None:
         """Estimate speeds anew where the configuration of GPU sharing has changed."""
@@ -73,7 +71,7 @@ class JobEstimates:
     def learn(
         self,
         jobs: Sequence[Job],
-        models: Mapping[str, str | None],
+        subjects: Mapping[str, str],
         reported: Collection[str],
         profiling_reports: Mapping[str, Sequence[ProfilingReport]],
         now: float,
@@ -81,16 +79,12 @@ class JobEstimates:
         """Learn speeds from the reports of this poll; later polls use them.
 
         Args:
-            jobs: the live ones.
-            models: the model that each job's tag names, by uid; None for none. The same object while the jobs are the
-                same.
+            jobs: the live ones that hold an allocation.
+            subjects: the subject of each live job's speed, by uid; the same object while the jobs are the same.
             reported: uids of the jobs with new reports.
             profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
-        subjects = self._subjects.of(
-            lambda: {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}, models
-        )
         self._throughput.learn(jobs, subjects, reported, profiling_reports, now)
 
     def forget(self, uid: str) -> None:

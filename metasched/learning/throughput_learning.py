@@ -159,7 +159,7 @@ class ThroughputLearning:
         """Learn from the reports of this poll, and note under which circumstances each job runs from now on.
 
         Args:
-            jobs: the live ones.
+            jobs: the live ones; those without an allocation do not count.
             subjects: the subject of each job's speed, by uid; the same object while the jobs are the same.
             reported: uids of the jobs with new reports since the last poll.
             profiling_reports: new reports of profiling runs, by uid.
