@@ -148,20 +148,24 @@ class DescribedJobs:
         self._taken.update(new)
         self.changed = bool(new) or len(found) != len(self._known)
         if self.changed or aged:
-            observed = {uid: one.observed for uid, one in found.items()}
-            self._observed = self._with_losses(observed, new) if new else observed
-            if self._losses.keys() - found.keys():
-                self._losses = {uid: points for uid, points in self._losses.items() if uid in found}
-            for uid in new:
-                found[uid] = replace(found[uid], observed=self._observed[uid])
-            self._known = found
+            self._remember(found, new)
+        return self._observed
+
+    def _remember(self, found: dict[str, _Described], new: list[str]) -> None:
+        """Make these the descriptions of the latest poll; those of the new uids get their losses."""
+        observed = {uid: one.observed for uid, one in found.items()}
+        self._observed = self._with_losses(observed, new) if new else observed
+        if self._losses.keys() - found.keys():
+            self._losses = {uid: points for uid, points in self._losses.items() if uid in found}
+        for uid in new:
+            found[uid] = replace(found[uid], observed=self._observed[uid])
+        self._known = found
         if self.changed:
             self.contradicted = {uid: one.contradiction for uid, one in found.items() if one.contradiction is not None}
             self.subjects = {uid: one.subject for uid, one in found.items()}
+            self._timed = frozenset(uid for uid, one in found.items() if one.depends_on_time)
             records = (one.observed.record for one in found.values())
             self.ends = {record.uid: record.end_reason for record in records if record.end_reason is not None}
-            self._timed = frozenset(uid for uid, one in found.items() if one.depends_on_time)
-        return self._observed
 
     def take_described(self) -> Collection[str]:
         """Return the uids of the jobs that were described anew since the last call."""

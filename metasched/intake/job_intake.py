@@ -174,7 +174,7 @@ class JobIntake:
                     self._store.update_job(uid, script=script_hash)
         return {uid: self._store.require_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
-    def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:
+    def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:  # noqa: C901  one case for each write
         """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.
 
         Returns:

@@ -17,7 +17,7 @@ _CHANGES = ("INSERT", "UPDATE", "DELETE")
 _NOTES = (
     "CREATE TEMP TABLE changed_jobs (uid TEXT PRIMARY KEY) WITHOUT ROWID",
     *(
-        f"CREATE TEMP TRIGGER {table}_{change.lower()} AFTER {change} ON main.{table} "  # our own names
+        f"CREATE TEMP TRIGGER {table}_{change.lower()} AFTER {change} ON main.{table} "  # noqa: S608  our own names
         f"BEGIN INSERT OR IGNORE INTO changed_jobs VALUES ({'old' if change == 'DELETE' else 'new'}.uid); END"
         for table in ("jobs", "runs")
         for change in _CHANGES
@@ -58,7 +58,7 @@ class LiveRecords(JobRows):
 
     def _updated(self, live: Mapping[str, JobRecord], changed: list[str]) -> dict[str, JobRecord]:
         """Return the live jobs after the rows of some jobs have changed."""
-        rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.uid IN (SELECT uid FROM temp.changed_jobs)")
+        rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.uid IN (SELECT uid FROM temp.changed_jobs)")  # noqa: S608  our own names
         found = {job.uid: job for job in map(job_of, rows) if job.finished is None}
         updated = {**live, **found}
         for uid in changed:

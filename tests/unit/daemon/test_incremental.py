@@ -44,6 +44,9 @@ class History:
 
     def __init__(self, base, policy):
         self.site = FakeSite(base, FakeSlurm(nodes=(FakeNode("n1"), FakeNode("n2"))), policy=policy)
+        accounting = self.site.config.accounting.model_copy(update={"refresh_seconds": 2.0})
+        self.site.config = self.site.config.model_copy(update={"accounting": accounting})
+        self.site.start()
         self.steps = 0
         self.watch()
 
@@ -100,7 +103,11 @@ class History:
                 self.reload(number)
             case "associations":
                 limits = UsageLimits({"": 1 + number})
-                rows = (ROOT, Association("x", parent="root", group=limits, shares=1 + number))
+                rows = (
+                    ROOT,
+                    Association("", parent="root", shares=1 + number),
+                    Association("x", parent="root", group=limits, shares=1 + number),
+                )
                 slurm.accounting = Associations(rows) if number % 3 else None
             case "busy clock":
                 for _ in range(number):
@@ -151,6 +158,14 @@ def test_one_history_with_every_kind_of_event(tmp_path):
     """No kind of event is left to chance."""
     kinds = dict.fromkeys(EVENTS)
     happened(tmp_path / "site", "las", [("submit", n) for n in range(9)] + [(kind, 2) for kind in kinds] * 2)
+
+
+def test_reports_and_limits_change_the_jobs_that_they_concern(tmp_path):
+    """A speed that one job of a model reports is that of the others, too; new limits change waiting jobs."""
+    model = ("submit", 6)  # without an end
+    reports = [("pass time", 2), ("report", 0), ("report", 1), ("pass time", 1)]
+    history = [model, model, model, *reports * 3, ("associations", 1), ("pass time", 3), ("associations", 2), *reports]
+    happened(tmp_path / "site", "fifo", [*history, ("associations", 4), ("pass time", 3), ("pass time", 3)])
 
 
 def test_an_unchanged_poll_makes_no_job_and_writes_no_jobs(tmp_path, monkeypatch):
