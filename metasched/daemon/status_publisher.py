@@ -146,8 +146,8 @@ class StatusPublisher:
             if before is not None and uid not in outdated and (is_decided or before.facts == controller.facts(uid)):
                 rendered[uid] = before
                 continue
-            job = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
-            rendered[uid] = _RenderedJob(controller.facts(uid), encode_job(job))
+            shown_job = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
+            rendered[uid] = _RenderedJob(controller.facts(uid), encode_job(shown_job))
             changed = True
         self._rendered, self._decided, self._order = rendered, decided, order
         self._outdated.clear()

@@ -41,9 +41,7 @@ class LiveRecords(JobRows):
         """
         live = self._live
         if live is None:
-            with self.transaction():
-                for sql in _NOTES:
-                    self._write(sql)
+            self._note(*_NOTES)
         version = int(self._rows("PRAGMA main.data_version")[0][0])
         changed = [uid for (uid,) in self._rows("SELECT uid FROM temp.changed_jobs")]
         if live is None or version != self._data_version or len(changed) > MOST_SINGLE_READS:
@@ -52,9 +50,14 @@ class LiveRecords(JobRows):
             self._live = self._updated(live, changed)
         self._data_version = version
         if changed:
-            with self.transaction():
-                self._write("DELETE FROM temp.changed_jobs")
+            self._note("DELETE FROM temp.changed_jobs")
         return self._live or {}
+
+    def _note(self, *statements: str) -> None:
+        """Change the notes, which needs no lock on the database file."""
+        in_transaction = self._db.conn.in_transaction
+        for sql in statements if in_transaction else ("BEGIN", *statements, "COMMIT"):
+            self._write(sql)
 
     def _updated(self, live: Mapping[str, JobRecord], changed: list[str]) -> dict[str, JobRecord]:
         """Return the live jobs after the rows of some jobs have changed."""
