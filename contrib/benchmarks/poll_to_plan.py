@@ -1,12 +1,20 @@
-"""The cost of one poll of the daemon with many held jobs: time by stage, calls to Slurm, memory."""
+"""The cost of one poll of the daemon with many held jobs: time by stage, calls to Slurm, memory, growth.
+
+``--against REVISION`` measures another commit in the same run, with this script in a temporary work tree.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
+import os
 import resource
+import shutil
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -17,21 +25,24 @@ from typing import Any
 
 import structlog
 
-from contrib.benchmarks.common import add_numbers, arguments, environment, finish, private_cluster, say
+from contrib.benchmarks.common import ROOT, add_numbers, arguments, environment, finish, growth, private_cluster, say
 from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status
 from metasched.core.policy import Policy, installed_policies
 from metasched.daemon import controller as controllers
 from metasched.daemon.actuator import Actuator
+from metasched.daemon.cluster_state import ClusterStateBuilder
 from metasched.daemon.controller import Controller
 from metasched.daemon.status_publisher import StatusPublisher
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.run_tracking import RunTracking
+from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observer import Observer
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.plan import Timeouts, plan
+from metasched.shared_dir import published_status
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.scontrol_pipe import ScontrolPipe
@@ -42,12 +53,17 @@ POLICIES = ("fifo", "las")
 SIZES = (1, 2, 4, 8, 1, 2, 16, 4)
 SUBMITTERS = 4
 STEADY_POLLS = 5
+MOST_INTAKE_POLLS = 200
+POLL_SECONDS = 2.0
+ROWS = ("steady", "one job ended", "one job arrived", "round, fifo", "round, las", "reading the status")
 FILL_SECONDS = 60.0
 # A stage is a function that the daemon calls at each poll: its owner and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
     "observe": (Observer, "observe"),
     "intake": (JobIntake, "take_in"),
     "track": (RunTracking, "track"),
+    "describe": (ClusterStateBuilder, "build"),
+    "learn": (JobEstimates, "learn"),
     "decide": (controllers, "run_round"),
     "commit": (Store, "commit_round"),
     "plan": (controllers, "plan"),
@@ -121,11 +137,15 @@ def request(number: int) -> tuple[str, ...]:
     return (f"--gpus={gpus}", f"--comment={tag}")
 
 
-def milliseconds(watch: Stopwatch, total: float) -> dict[str, float]:
-    """The stages of one poll in ms, and the calls of Slurm's commands; "ours" is the time without these commands."""
+def milliseconds(watch: Stopwatch, total: float, cpu: float) -> dict[str, float]:
+    """The stages of one poll in ms, and the calls of Slurm's commands.
+
+    "ours" is the time without these commands, "cpu" the processor time of this process, which other load on the machine
+    changes little.
+    """
     slurm = sum(watch.seconds[stage] for stage in SLURM)
     found = {stage: watch.seconds[stage] for stage in STAGES if stage not in SLURM}
-    found |= {"total": total, "slurm": slurm, "ours": total - slurm}
+    found |= {"total": total, "slurm": slurm, "ours": total - slurm, "cpu": cpu}
     return {name: round(1000 * value, 1) for name, value in found.items()} | {
         stage: watch.calls[stage] for stage in SLURM
     }
@@ -134,9 +154,20 @@ def milliseconds(watch: Stopwatch, total: float) -> dict[str, float]:
 def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
     """Poll once; returns the poll's ``milliseconds``."""
     watch.reset()
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     controller.poll()
-    return milliseconds(watch, time.perf_counter() - begun)
+    return milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+
+
+def reading(shared: Path) -> dict[str, float]:
+    """The ms in which the published status is read, the median of several readings."""
+    samples: list[dict[str, float]] = []
+    for _ in range(STEADY_POLLS):
+        begun, cpu = time.perf_counter(), time.process_time()
+        published_status.read(shared)
+        total, used = time.perf_counter() - begun, time.process_time() - cpu
+        samples.append({"total": 1000 * total, "ours": 1000 * total, "cpu": 1000 * used})
+    return median(samples)
 
 
 def median(samples: list[dict[str, float]]) -> dict[str, float]:
@@ -176,9 +207,12 @@ def measure(base: Path, held: int) -> dict[str, Any]:
     config = Config.model_validate(
         {
             "paths": {"state": base / "state", "shared": shared},
-            "schedule": {"round_seconds": 1e6, "min_round_seconds": 1e-6},
+            "schedule": {"round_seconds": 1e6, "min_round_seconds": 1e-6, "poll_seconds": POLL_SECONDS},
+            "intake": {"live_jobs": 10**6},
         }
     )
+    schedule = config.schedule.model_copy(update={"min_round_seconds": 1e6})
+    without_rounds = config.model_copy(update={"schedule": schedule})  # an end or an arrival alone
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client = CommandLineClient(cluster.env)
     with Store.open(base / "state" / "metasched.db") as store, watch.watching():
@@ -200,13 +234,19 @@ def measure(base: Path, held: int) -> dict[str, Any]:
             ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
         say(f"{held} jobs: polling")
         polls["first (intake)"] = polled(controller, watch)
-        polls["after our writes"] = polled(controller, watch)
+        for _ in range(MOST_INTAKE_POLLS):
+            polls["after our writes"] = polled(controller, watch)
+            if not list(controller.deferred) and not polls["after our writes"]["commands"]:
+                break
+        controller.reconfigure(without_rounds, policy_named("fifo"))
+        controller.poll()
         polls["steady"] = median([polled(controller, watch) for _ in range(STEADY_POLLS)])
         cluster.run("scancel", ids.pop())
         polls["one job ended"] = polled(controller, watch)
         ids.append(submit(cluster, shared, script, *request(0)))
         polls["one job arrived"] = polled(controller, watch)
         controller.poll()
+        polls["reading the status"] = dict.fromkeys(polls["steady"], 0.0) | reading(shared)
         for name in POLICIES:
             controller.reconfigure(config, policy_named(name))
             polls[f"round, {name}"] = polled(controller, watch)
@@ -225,7 +265,7 @@ def _drop() -> Any:
 
 def show(held: int, found: Mapping[str, Any]) -> None:
     """Print the results for one number of held jobs as a table."""
-    columns = ("total", "ours", "slurm", *STAGES)
+    columns = ("total", "ours", "cpu", "slurm", *STAGES)
     memory = found["memory_mib"]
     title = f"{held} held jobs: ms; memory {memory['before']} MiB without jobs, {memory['peak']} MiB at most"
     shown = table("poll", *columns, title=title, right=columns)
@@ -239,20 +279,54 @@ def show(held: int, found: Mapping[str, Any]) -> None:
     console().print()
 
 
+def show_growth(found: Mapping[int, Mapping[str, Any]]) -> None:
+    """Print how each kind of poll grows with the number of jobs, and the daemon's share of a core when idle."""
+    for name in ROWS if len(found) > 1 else ():
+        times = {held: max(result["polls"][name]["cpu"], 0.1) for held, result in found.items()}
+        console().print(f"{name}: cpu {', '.join(f'{time:.1f} ms' for time in times.values())}: {growth(times)}")
+    for held, result in found.items():
+        share = result["polls"]["steady"]["cpu"] / 1000 / POLL_SECONDS
+        console().print(f"{held} jobs, nothing happens: {share:.1%} of a core at a poll each {POLL_SECONDS:g} s")
+
+
+def of_revision(revision: str, jobs: list[int]) -> dict[int, Any]:
+    """The results of another commit, measured by this script in a work tree of that commit."""
+    directory = tempfile.mkdtemp(prefix="mbench-")
+    tree = Path(directory) / "tree"
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, timeout=60, capture_output=True)
+    try:
+        shutil.copy(__file__, tree / "contrib" / "benchmarks")
+        argv = [sys.executable, "-m", "contrib.benchmarks.poll_to_plan", "--json", "--jobs", ",".join(map(str, jobs))]
+        env = {**os.environ, "PYTHONPATH": str(tree)}
+        done = subprocess.run(argv, cwd=tree, env=env, check=True, timeout=7200, stdout=subprocess.PIPE, text=True)
+    finally:
+        subprocess.run([*git, "remove", "--force", str(tree)], check=False, timeout=60)
+        shutil.rmtree(directory, ignore_errors=True)
+    return {int(held): found for held, found in json.loads(done.stdout.splitlines()[-1])["jobs"].items()}
+
+
 def main() -> None:
     """Measure, and print the tables."""
     parser = arguments(__doc__ or "")
-    add_numbers(parser, "--jobs", (10, 1000, 5000), "numbers of held jobs")
+    add_numbers(parser, "--jobs", (10, 1000, 10_000), "numbers of held jobs")
+    parser.add_argument("--against", metavar="REVISION", help="measure this commit, too, before the present one")
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "poll_to_plan", "unit": "ms", "jobs": {}}
+    if options.against is not None:
+        result["against"] = of_revision(options.against, options.jobs)
     for held in options.jobs:
         with private_cluster(NODES) as (_, base):
             (base / "shared").mkdir()
             (base / "job.sh").write_text("#!/bin/bash\nexec sleep 100000\n")
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
                 result["jobs"][held] = process.submit(measure, base, held).result()
-    for held, found in result["jobs"].items():
-        show(held, found)
+    for revision, results in ((options.against, result.get("against", {})), ("present", result["jobs"])):
+        for held, found in results.items():
+            console().print(f"{revision} commit:" if options.against else "", end="\n" if options.against else "")
+            show(held, found)
+        if results:
+            show_growth(results)
     finish(result, as_json=options.json)
 
 

@@ -153,11 +153,12 @@ class TrialJobs:
         """Return this user's jobs by name, as the daemon has published them; None while it publishes nothing."""
         try:
             status = json.loads((self._shared / "status.json").read_bytes())
+            live = json.loads((self._shared / "status-jobs.json").read_bytes())
         except (OSError, ValueError):
             return None
         if time.time() - status["published"] > STALE_SECONDS:
             return None
-        return {job["name"]: job for job in (*status["finished"], *status["jobs"])}
+        return {job["name"]: job for job in (*status["finished"], *live["jobs"])}
 
     def _values(self, uid: str) -> dict[int, float]:
         """Return what a trial has given `ctx.metric`, by step; not a number where that was not finite."""

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from metasched.configuration.config import Config, Intake
-from metasched.core.apps import LossPoint
-from metasched.core.declared_work import WorkContradiction, work_contradiction
-from metasched.core.model import Snapshot, Status
-from metasched.core.reasons import Code, Reason, from_text
+from metasched.core.declared_work import WorkContradiction
+from metasched.core.model import Job, Node, Quota, Snapshot, Status
+from metasched.core.reasons import Reason
+from metasched.core.reuse import Latest, reuses_results
+from metasched.daemon.described_jobs import DescribedJobs
 from metasched.intake.job_intake import JobIntake
-from metasched.intake.preemption_limits import non_preemptible_quotas, within_limit
+from metasched.intake.preemption_limits import non_preemptible_quotas
 from metasched.intake.report_reading import ReportReader
-from metasched.intake.run_tracking import TrackedJob, TrackedRuns
+from metasched.intake.run_tracking import TrackedRuns
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.node_inventory import usable_node
-from metasched.observe.observed_job import (
-    NOT_STARTED,
-    ObservedJob,
-    holds_unplannable_allocation,
-    job_of,
-    start_deferral,
-)
+from metasched.observe.observed_job import ObservedJob, holds_unplannable_allocation
 from metasched.observe.observer import Observation
 from metasched.scheduling.gpu_shards import GpuShards
+from metasched.slurm.client import SlurmJob
 from metasched.store import Store
-
-EVENTS = 20
-"""Latest events of a job that are searched for the reason why Slurm did not start it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,8 @@ class ClusterState:
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
         node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
+        version: the same object while no job changes by more than the time, comes or goes.
+        holding: the jobs of the snapshot that hold an allocation.
     """
 
     snapshot: Snapshot
@@ -52,6 +47,8 @@ class ClusterState:
     arrived: int = 0
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
+    version: object = field(default_factory=object, compare=False)
+    holding: tuple[Job, ...] = field(default=(), compare=False)
 
     @cached_property
     def _jobs_of_record(self) -> Mapping[int, int]:
@@ -75,22 +72,64 @@ class ClusterState:
         )
 
 
-class ClusterStateBuilder:
-    """Builds the state of a poll from the observation and the records; writes nothing.
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """What follows from the jobs and nodes, whatever the time.
 
     Attributes:
-        all_losses: whether all jobs get their losses, and not only those of apps.
-        contradicted: how the declared steps of jobs of this poll are contradicted, by uid; no policy sees those steps.
+        order: uids of the jobs of the snapshot, in its order.
+        holding: those of them that hold an allocation.
+        unplannable: uids of the live jobs that are left out of it.
+        others: the jobs that hold resources and are not in the snapshot.
+        quotas: the limits that hold under every policy.
     """
 
+    order: tuple[str, ...]
+    holding: tuple[str, ...]
+    unplannable: frozenset[str]
+    others: Sequence[SlurmJob]
+    quotas: tuple[Quota, ...]
+
+
+class ClusterStateBuilder:
+    """Builds the state of a poll from the observation and the records; writes nothing."""
+
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
-        self.all_losses = False
-        self.contradicted: dict[str, WorkContradiction] = {}
-        self._reports = reports
-        self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
-        self._store = store
+        self._described = DescribedJobs(store, intake, estimates, reports)
         self._intake = intake
-        self._estimates = estimates
+        reuses = reuses_results()
+        self._jobs_version: object = None  # another object whenever a job has changed by more than the time
+        self._arranged = Latest[_Arrangement](reuses=reuses)
+        self._nodes = Latest[tuple[Node, ...]](reuses=reuses)
+        self._racks: Mapping[str, str] = {}
+
+    @property
+    def all_losses(self) -> bool:
+        """Whether all jobs get their losses, and not only those of apps."""
+        return self._described.all_losses
+
+    @all_losses.setter
+    def all_losses(self, wanted: bool) -> None:
+        self._described.all_losses = wanted
+
+    @property
+    def contradicted(self) -> Mapping[str, WorkContradiction]:
+        """How the declared steps of jobs of the latest poll are contradicted, by uid; no policy sees those steps."""
+        return self._described.contradicted
+
+    @property
+    def subjects(self) -> Mapping[str, str]:
+        """The subject of each live job's speed, by uid; the same object while the jobs are the same."""
+        return self._described.subjects
+
+    @property
+    def ends(self) -> Mapping[str, Reason]:
+        """Why jobs are to end for good, by uid, as their records say."""
+        return self._described.ends
+
+    def take_described(self) -> Collection[str]:
+        """Return the uids of the jobs that changed by more than the time since the last call."""
+        return self._described.take_described()
 
     def build(self, observation: Observation, tracked: TrackedRuns, config: Config, round_number: int) -> ClusterState:
         """Build the state.
@@ -103,37 +142,30 @@ class ClusterStateBuilder:
             config: the configuration in force.
             round_number: the present round.
         """
-        self.contradicted.clear()
-        described = self._with_losses(
-            {uid: self._describe(job, observation, config.intake) for uid, job in tracked.live.items()}
+        described = self._described.of(tracked.live, observation, config.intake)
+        if self._described.changed:
+            self._jobs_version = object()
+        arranged = self._arranged.of(
+            lambda: _arranged(described, observation, config.intake),
+            *(self._jobs_version, observation.others, observation.quotas, config.intake),
         )
-        live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
-        others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
-        jobs = sorted((observed.job for observed in live.values()), key=lambda job: (job.submitted, job.uid))
-        our_gpus = {
-            (node, gpu)
-            for observed in live.values()
-            for node, indices in observed.slurm.gpu_indices.items()
-            for gpu in indices
-        }
-        asked = {job.reservation for job in jobs if job.blocked is None}
+        unplannable = arranged.unplannable
+        live = {uid: one for uid, one in described.items() if uid not in unplannable} if unplannable else described
+        if observation.racks != self._racks:
+            self._racks = observation.racks
+        nodes = self._nodes.of(
+            lambda: _nodes(live, observation, arranged.others),
+            *(arranged, observation.nodes, observation.inventory, self._racks),
+        )
         inventory = observation.inventory
-        nodes = (
-            inventory.reservations.on(
-                usable_node(node, others, our_gpus, observation.racks.get(node.name)), asked, reserved=node.reserved
-            )
-            for node in observation.nodes
-            if len(node.gpus) <= 1
-        )
-        pairs = [(observed.job, observed.slurm) for observed in live.values()]
         snapshot = Snapshot(
             now=observation.now,
             round=round_number,
             round_seconds=config.schedule.round_seconds,
-            nodes=tuple(nodes),
-            jobs=tuple(jobs),
+            nodes=nodes,
+            jobs=tuple([live[uid].job for uid in arranged.order]),
             sharing=inventory.shards is not None and config.sharing.enabled,
-            quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, config.intake),
+            quotas=arranged.quotas,
         )
         return ClusterState(
             snapshot,
@@ -142,32 +174,44 @@ class ClusterStateBuilder:
             arrived=self._intake.arrived,
             completed=tracked.ended,
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
+            version=arranged,
+            holding=tuple([live[uid].job for uid in arranged.holding]),
         )
 
-    def _describe(self, tracked: TrackedJob, observation: Observation, limits: Intake) -> ObservedJob:
-        record, slurm = tracked.record, tracked.slurm
-        needed = self._intake.requirements_of(record)
-        job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
-        job = self._estimates.add_to(job, record, needed.model)
-        if (found := work_contradiction(job)) is not None:
-            self.contradicted[record.uid] = found
-            job = job.evolve(total_steps=None)
-        if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
-        job = within_limit(observation.quotas.apply(job, slurm), slurm, limits)
-        return ObservedJob(job, slurm, record, needed)
 
-    def _with_losses(self, described: dict[str, ObservedJob]) -> dict[str, ObservedJob]:
-        """The jobs with their reported losses, which are read from the store where there are new reports."""
-        wanted = {uid for uid, one in described.items() if self.all_losses or one.job.app is not None}
-        known = {uid: points for uid, points in self._losses.items() if uid in wanted}
-        stale = {uid for uid in wanted if uid not in known or uid in self._reports.reported}
-        self._losses = known | dict.fromkeys(stale, ()) | (self._store.losses(stale) if stale else {})
-        return {
-            uid: replace(one, job=one.job.evolve(losses=points)) if (points := self._losses.get(uid)) else one
-            for uid, one in described.items()
-        }
+def _arranged(described: Mapping[str, ObservedJob], observation: Observation, limits: Intake) -> _Arrangement:
+    live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
+    others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
+    pairs = [(observed.job, observed.slurm) for observed in live.values()]
+    order = tuple(sorted(live, key=lambda uid: (live[uid].job.submitted, uid)))
+    return _Arrangement(
+        order=order,
+        holding=tuple(uid for uid in order if live[uid].job.placement is not None),
+        unplannable=frozenset(described.keys() - live.keys()),
+        others=others,
+        quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, limits),
+    )
 
-    def _why_not_started(self, uid: str) -> Reason | None:
-        events = self._store.recent_events(EVENTS, uid)
-        return next((from_text(event.text) for event in events if event.kind == NOT_STARTED), None)
+
+def _nodes(live: Mapping[str, ObservedJob], observation: Observation, others: Sequence[SlurmJob]) -> tuple[Node, ...]:
+    our_gpus = {
+        (node, gpu)
+        for observed in live.values()
+        for node, indices in observed.slurm.gpu_indices.items()
+        for gpu in indices
+    }
+    holders: dict[str, list[SlurmJob]] = {}
+    for job in others:
+        for name in job.allocated:
+            holders.setdefault(name, []).append(job)
+    asked = {observed.job.reservation for observed in live.values() if observed.job.blocked is None}
+    reservations = observation.inventory.reservations
+    return tuple(
+        reservations.on(
+            usable_node(node, holders.get(node.name, ()), our_gpus, observation.racks.get(node.name)),
+            asked,
+            reserved=node.reserved,
+        )
+        for node in observation.nodes
+        if len(node.gpus) <= 1
+    )

@@ -20,10 +20,11 @@ from metasched.apps.app_state import trials_of
 from metasched.configuration.config import Config
 from metasched.core.apps import App
 from metasched.core.batching import BatchControl, BatchPlan, BatchRegime
-from metasched.core.model import Action, Job, NodeAdvice, Placement, PlannedRun, Snapshot, Status
+from metasched.core.model import Action, Hold, Job, NodeAdvice, Placement, PlannedRun, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
+from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
@@ -136,6 +137,11 @@ class Controller:
         self._blocked: frozenset[str] = frozenset()
         self._script_batches: Mapping[str, BatchRegime] = {}  # by uid, as of the last poll
         self._sharing_possible: bool | None = None
+        reuses = reuses_results()
+        self._actionable = Latest[tuple[str, ...]](reuses=reuses)
+        self._blocked_now = Latest[frozenset[str]](reuses=reuses)
+        self._batches_now = Latest[Mapping[str, BatchRegime]](reuses=reuses)
+        self._changing = Latest[bool](reuses=reuses)
         self._settles_since: float | None = None  # when slurmctld answered again, or had restarted
         self._last_poll_at = 0.0 if last is None else last.at
         self._slurm_error: str | None = None
@@ -188,20 +194,21 @@ class Controller:
         self._request_early_round(state)
         settling = self._settling_seconds()
         if settling:
-            self._publisher.publish(self, state)
+            self._publisher.publish(self, state, self._state_builder.take_described())
             return min(self.config.schedule.poll_seconds, settling)
         self._settles_since = None
         self._check_lock()  # Slurm's answers may have taken long
         if self._round_due(now):
             self._decide(state.snapshot)
-        elif self._solving_due(now):
+        elif self._unsolved is not None and self._solving_due(now):
             self._begin_solving(replace(self._for_policies(state.snapshot), round=self._round))
         actions = self._plan(state)
         done = self._act(actions, state)
         self._store_log.check()
-        self._publisher.publish(self, state)
+        self._publisher.publish(self, state, self._state_builder.take_described())
         self._prune_history(now)
-        busy = bool(done) or state.changes_soon or self._writes.budget.exhausted
+        changing = self._changing.of(lambda: state.changes_soon, state.version)
+        busy = bool(done) or changing or self._writes.budget.exhausted
         return self._seconds_to_next_poll(now, busy=busy)
 
     def _observe_and_record(self, now: float) -> ClusterState:
@@ -218,11 +225,12 @@ class Controller:
         retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
-        reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
+        reported = [state.snapshot.job[uid] for uid in sorted(self._reports.reported) if uid in state.jobs]
         note_contradictions(self._store, reported, now)
         note_work_contradictions(self._store, self._state_builder.contradicted, now)
-        models = {uid: job.requirements.model for uid, job in state.jobs.items()}
-        self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
+        self._estimates.learn(
+            state.holding, self._state_builder.subjects, self._reports.reported, self._reports.profiling_reports, now
+        )
         return state
 
     def _drop_cached(self, uid: str) -> None:
@@ -275,7 +283,7 @@ class Controller:
 
     def app_statuses(self, jobs: Iterable[Job]) -> Sequence[AppStatus]:
         """The status of the apps of the latest round, given the live jobs."""
-        return app_statuses(self._searches, self._apps, jobs)
+        return app_statuses(self._searches, self._apps, jobs) if self._searches else ()
 
     @property
     def deferred(self) -> Iterable[tuple[SlurmJob, Reason]]:
@@ -293,6 +301,15 @@ class Controller:
     def batch_target(self, uid: str) -> tuple[Placement | None, BatchPlan | None]:
         """The placement that a job should have by the present round, and the batch plan that it should have there."""
         return self._targets.get(uid), self._batches.get(uid)
+
+    @property
+    def decided(self) -> tuple[object, ...]:
+        """All that the present round says of jobs; the same objects until it says something else of any job."""
+        return self._reasons, self._planned, self._targets, self._batches
+
+    def facts(self, uid: str) -> tuple[object, ...]:
+        """What the present round says of one job: its reason, planned run, placement and batch plan."""
+        return self.reason(uid), self.planned(uid), *self.batch_target(uid)
 
     def current_snapshot(self, *, fits_iterations: bool = False) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.
@@ -380,12 +397,15 @@ class Controller:
     def _request_early_round(self, state: ClusterState) -> None:
         """Ask for an early round where jobs or nodes have changed, and log where GPU sharing has."""
         accepting = frozenset((node.name, node.reservation) for node in state.snapshot.nodes if node.accepts)
-        blocked = frozenset(job.uid for job in state.snapshot.jobs if is_blocked_from_start(job))
+        jobs = state.snapshot.jobs
+        blocked = self._blocked_now.of(
+            lambda: frozenset(job.uid for job in jobs if is_blocked_from_start(job)), state.version
+        )
         blocked_targets = blocked & self._targets.keys()
-        unblocked = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
+        unblocked = {uid for uid in self._blocked - blocked if uid in state.jobs and not state.jobs[uid].job.active}
         if unblocked:  # the last round's reasons for these jobs no longer hold
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in unblocked}
-        rebatched = self._note_batches(state.snapshot)
+        rebatched = self._note_batches(self._batches_now.of(lambda: _batches_of_scripts(jobs), state.version))
         wanted = (
             ((state.arrived or unblocked) and self.policy.wakes_on_arrival)
             or (state.completed and self.policy.wakes_on_completion)
@@ -395,7 +415,7 @@ class Controller:
             or (self.policy.wakes_on_result and self._background_solver.has_answer)
         )
         # A start that Slurm refused is tried again in regular rounds, and so starts none early.
-        deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
+        deferred = {uid for uid in blocked if start_deferral(state.jobs[uid].job) is not None}
         self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - deferred
         if state.snapshot.sharing is not self._sharing_possible:
             self._sharing_possible = state.snapshot.sharing
@@ -404,15 +424,10 @@ class Controller:
             )
         self._round_wanted = self._round_wanted or bool(wanted)
 
-    def _note_batches(self, snapshot: Snapshot) -> bool:
+    def _note_batches(self, found: Mapping[str, BatchRegime]) -> bool:
         """Note the batch sizes in force, and return whether a training script has changed one since the last poll."""
-        found = {
-            job.uid: job.batching.regimes[-1]
-            for job in snapshot.jobs
-            if job.batching is not None and job.batching.regimes and job.batching.control is not BatchControl.SCHEDULER
-        }
         earlier, self._script_batches = self._script_batches, found
-        return any(earlier.get(uid, regime) != regime for uid, regime in found.items())
+        return earlier is not found and any(earlier.get(uid, regime) != regime for uid, regime in found.items())
 
     def _round_due(self, now: float) -> bool:
         if self._round_at is None or not self._round_at <= now < self.next_round:  # before it: the clock was set back
@@ -517,10 +532,21 @@ class Controller:
         schedule = self.config.schedule
         timeouts = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
         sharing = replace(self._gpu_sharing, shards=state.gpu_shards)
-        recorded = {uid: job.record.end_reason for uid, job in state.jobs.items()}
-        ends = {uid: reason for uid, reason in recorded.items() if reason is not None} | dict(self._ends)
-        actions = plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops, ends)
+        ends = {**self._state_builder.ends, **self._ends}
+        actionable = self._actionable.of(lambda: self._may_need_action(state, ends), state.version, self._targets)
+        jobs = tuple([state.jobs[uid].job for uid in actionable])
+        snapshot = replace(state.snapshot, jobs=jobs) if len(jobs) < len(state.jobs) else state.snapshot
+        actions = plan(snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops, ends)
         return with_batch_plans(actions, state.snapshot, self._targets, self._batches)
+
+    def _may_need_action(self, state: ClusterState, ends: Mapping[str, Reason]) -> tuple[str, ...]:
+        """Return the uids of all jobs but those that wait, held by the daemon, and are to wait on."""
+        targets = self._targets
+        return tuple(
+            job.uid
+            for job in state.snapshot.jobs
+            if job.status is not Status.HELD or job.hold is Hold.USER or job.uid in targets or job.uid in ends
+        )
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""
@@ -543,6 +569,15 @@ class Controller:
         self._slurm_error = str(error)
         self._round_wanted = True  # no later poll reports the arrivals of the interrupted one
         self._publisher.republish(self)
+
+
+def _batches_of_scripts(jobs: Iterable[Job]) -> dict[str, BatchRegime]:
+    """Return the present batch sizes of the jobs whose batch the scheduler does not choose, by uid."""
+    return {
+        job.uid: job.batching.regimes[-1]
+        for job in jobs
+        if job.batching is not None and job.batching.regimes and job.batching.control is not BatchControl.SCHEDULER
+    }
 
 
 def _gpu_sharing_after(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:

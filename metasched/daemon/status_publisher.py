@@ -1,13 +1,19 @@
-"""The publish step of a poll: writes the status file that `metasched status` and `metasched explain` read."""
+"""The publish step of a poll: writes the status files that `metasched status` and `metasched explain` read.
+
+A job is rendered again where its description, or what the latest round decided about it, has changed. The file of the
+live jobs is written where a job was rendered again or has ended; the summary is written at most once a second.
+"""
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +23,7 @@ from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
+from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import (
@@ -27,16 +34,21 @@ from metasched.shared_dir.published_status import (
     PlannedStatus,
     Status,
     StatusError,
-    publish,
+    encode_job,
+    publish_jobs,
+    publish_summary,
 )
 from metasched.slurm.client import SlurmJob
 from metasched.store import JobRecord, Store
+from metasched.store.records import service
 
 if TYPE_CHECKING:
     from metasched.daemon.controller import Controller
 
 FINISHED_SHOWN = 50
 """The most ended jobs in the published status: those that ended last."""
+PUBLISH_SECONDS = 1.0
+"""Time between two publications, unless a round was decided, jobs have come or gone, or Slurm's state has changed."""
 
 log = structlog.get_logger()
 
@@ -51,15 +63,35 @@ class StatusPublisher:
         self._last: Status | None = None
         self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}  # by uid: key of the runs counted, world sizes
         self._failed = False
+        self._reuses = reuses_results()
+        self._ended = Latest[tuple[JobStatus, ...]](reuses=self._reuses)
+        self._rendered: dict[str, _RenderedJob] = {}  # by uid, in the order of the snapshot
+        self._shown: tuple[object, ...] = ()  # version of the state and what was decided, of the last file of jobs
+        self._decided: tuple[object, ...] = ()  # what the controller said of all jobs when they were rendered
+        self._order: tuple[str, ...] = ()  # uids in the file of the live jobs
+        self._outdated: set[str] = set()  # uids of jobs that were described again since they were rendered
+        self._versions = count(time.time_ns())  # none is that of a file of an earlier daemon
+        self._version = 0
 
-    def publish(self, controller: Controller, state: ClusterState) -> None:
-        """Publish the state of this poll."""
+    def publish(self, controller: Controller, state: ClusterState, described: Collection[str]) -> None:
+        """Publish the state of this poll.
+
+        Args:
+            controller: of the daemon.
+            state: of this poll.
+            described: uids of the jobs that were described again since the last call.
+        """
+        self._outdated.update(described)
+        if not self._is_due(controller, state):
+            return
         snapshot = state.snapshot
-        ended = [
-            record for record in self._store.recent_jobs(FINISHED_SHOWN, imported=False) if record.finished is not None
-        ]
-        shown = state.jobs.keys() | {record.uid for record in ended}
-        self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
+        self._publish_jobs(controller, state)
+        finished = self._ended.of(
+            lambda: tuple(self._ended_job(record) for record in self._recently_ended()), self._store.live_records()
+        )
+        if self._sizes.keys() - state.jobs.keys():
+            shown = state.jobs.keys() | {job.uid for job in finished}
+            self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
         status = Status(
             published=snapshot.now,
             poll_seconds=controller.config.schedule.poll_seconds,
@@ -71,11 +103,12 @@ class StatusPublisher:
             round_at=controller.round_at,
             next_round=controller.next_round,
             slurm=controller.slurm_error or "ok",
-            nodes=_nodes(snapshot, state.node_reasons),
-            jobs=tuple(self._job(job, snapshot, state.jobs[job.uid].record, controller) for job in snapshot.jobs),
+            nodes=_nodes(state),
+            jobs=(),
+            jobs_version=self._version,
             sharing=snapshot.sharing,
             sharing_note=why_no_sharing(controller.config, state),
-            finished=tuple(self._ended(record) for record in ended),
+            finished=finished,
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
             apps=tuple(controller.app_statuses(snapshot.jobs)),
@@ -85,6 +118,50 @@ class StatusPublisher:
         )
         self._write(status)
 
+    def _is_due(self, controller: Controller, state: ClusterState) -> bool:
+        """Whether to publish now; what is left out comes with a later poll."""
+        last = self._last
+        if last is None or not self._reuses or not 0 <= state.snapshot.now - last.published < PUBLISH_SECONDS:
+            return True
+        news = state.arrived or state.completed or len(state.jobs) != len(self._order)
+        return bool(news) or (last.round, last.slurm) != (controller.round_number, controller.slurm_error or "ok")
+
+    def _publish_jobs(self, controller: Controller, state: ClusterState) -> None:
+        """Write the live jobs where the file has others."""
+        snapshot = state.snapshot
+        decided = controller.decided
+        shown = (state.version, *decided)
+        was_set_back = self._last is not None and self._last.published > snapshot.now  # ages are those of then
+        if not self._outdated and self._same_as_shown(shown) and self._version and not was_set_back:
+            return
+        self._shown = shown
+        known = self._rendered if self._reuses and not was_set_back else {}
+        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := snapshot.job.get(uid))}
+        is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
+        order = tuple([job.uid for job in snapshot.jobs])
+        changed = order != self._order
+        rendered: dict[str, _RenderedJob] = {}
+        for uid in order:
+            before = known.get(uid)
+            if before is not None and uid not in outdated and (is_decided or before.facts == controller.facts(uid)):
+                rendered[uid] = before
+                continue
+            shown_job = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
+            rendered[uid] = _RenderedJob(controller.facts(uid), encode_job(shown_job))
+            changed = True
+        self._rendered, self._decided, self._order = rendered, decided, order
+        self._outdated.clear()
+        if changed or not self._version:
+            self._version = next(self._versions)
+            self._guarded(lambda: publish_jobs(self._shared, self._version, [one.encoded for one in rendered.values()]))
+
+    def _same_as_shown(self, shown: tuple[object, ...]) -> bool:
+        return self._reuses and len(self._shown) == len(shown) and all(map(operator.is_, self._shown, shown))
+
+    def _recently_ended(self) -> list[JobRecord]:
+        recent = self._store.recent_jobs(FINISHED_SHOWN, imported=False)
+        return [record for record in recent if record.finished is not None]
+
     def republish(self, controller: Controller) -> None:
         """Publish the last status again, with Slurm's present error."""
         if self._last is not None:
@@ -92,8 +169,11 @@ class StatusPublisher:
 
     def _write(self, status: Status) -> None:
         self._last = status
+        self._guarded(lambda: publish_summary(self._shared, status))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
         try:
-            publish(self._shared, status)
+            write()
         except StatusError as error:
             if not self._failed:
                 log.warning("status_not_published", error=str(error))
@@ -126,6 +206,8 @@ class StatusPublisher:
         placement, now = job.placement, snapshot.now
         co_runner = snapshot.job.get(job.co_runner or "")
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
+        run = record.current
+        gains = run is not None and run.started is not None and run.suspended_at is None and run.started <= now
         return JobStatus(
             **self._recorded(record),
             status=job.status.value,
@@ -151,9 +233,11 @@ class StatusPublisher:
             app=job.app,
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
             planned=_planned(job, controller),
+            as_of=now,
+            gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
         )
 
-    def _ended(self, record: JobRecord) -> JobStatus:
+    def _ended_job(self, record: JobRecord) -> JobStatus:
         ended = record.finished or record.submitted
         ended_as = Reason.of(Code.ENDED, state=record.end_state)
         if record.end_reason is not None:
@@ -179,6 +263,14 @@ class StatusPublisher:
             finished=record.finished,
             slo_seconds=needed.get("slo_seconds"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _RenderedJob:
+    """A live job as the file has it, with what the latest round had decided about it."""
+
+    facts: tuple[object, ...]
+    encoded: bytes
 
 
 def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
@@ -223,14 +315,15 @@ def why_no_sharing(config: Config, state: ClusterState) -> str:
     return "Slurm gives GPUs away whole: gres.conf names no shards (an even number of them for each GPU)"
 
 
-def _nodes(snapshot: Snapshot, reasons: Mapping[str, str]) -> tuple[NodeStatus, ...]:
+def _nodes(state: ClusterState) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
-    for job in snapshot.jobs:
+    for job in state.holding:
         # GPUs that two jobs share count once.
-        second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in snapshot.job
+        second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in state.jobs
         if job.placement is not None and not second:
             used.update(dict(job.placement.node_gpus))
+    reasons = state.node_reasons
     return tuple(
         NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts, reasons.get(node.name, ""))
-        for node in snapshot.nodes
+        for node in state.snapshot.nodes
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -18,6 +18,7 @@ from metasched.configuration.config import Intake
 from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
+from metasched.core.reuse import Latest, reuses_results
 from metasched.intake.admission import deferrals
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
@@ -62,8 +63,12 @@ class JobIntake:
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
+        self._reuses = reuses_results()
+        self._shared = Latest[frozenset[int]](reuses=self._reuses)
+        self._shown: tuple[object, object] | None = None  # jobs and records of the last poll, if all were marked
+        self._marked: Mapping[str, RecordedJob] = {}  # jobs of the last poll for which nothing is left to write
 
-    def take_in(self, observation: Observation, limits: Intake) -> dict[str, RecordedJob]:
+    def take_in(self, observation: Observation, limits: Intake) -> Mapping[str, RecordedJob]:
         """Record the new jobs within the limits, then stamp and hold the jobs that Slurm does not show so yet.
 
         All records are committed before the first write to Slurm, so that a crash in between gives no job a second uid.
@@ -79,20 +84,36 @@ class JobIntake:
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        tasks = Counter(job.job_id for job in observation.listed)
-        self._shared_records = frozenset(job_id for job_id, count in tasks.items() if count > 1)
+        listed = observation.listed
+        self._shared_records = self._shared.of(lambda: _shared_records(listed), listed)
         inventory = observation.inventory
-        deferred = deferrals(observation, limits)
+        deferred = deferrals(observation, limits) if observation.new else {}
         self.deferred = {uid: (observation.new[uid], reason) for uid, reason in deferred.items()}
         admitted = {uid: job for uid, job in observation.new.items() if uid not in deferred}
         self.arrived = len(admitted)
-        records = {**observation.records, **self._record(admitted, inventory, observation.now)}
-        jobs = {}
+        records = observation.records
+        if admitted:
+            records = {**records, **self._record(admitted, inventory, observation.now)}
+        marked, still_marked = self._marked, dict[str, RecordedJob]()
+        shown = (observation.ours, records)
+        if self._shown is not None and self._shown[0] is shown[0] and self._shown[1] is shown[1]:
+            return marked  # every job is as in the last poll, and there was nothing to write
+        jobs: dict[str, RecordedJob] = {}
         for uid, slurm_job in observation.ours.items():
-            if uid not in records:
+            record = records.get(uid)
+            if record is None:
                 continue  # it is deferred, or ended before the daemon saw it
-            job = RecordedJob(records[uid], slurm_job)
-            jobs[uid] = job if slurm_job.state in ENDED else self._mark(job, inventory)
+            job = marked.get(uid)
+            if job is None or job.record is not record or job.slurm is not slurm_job:
+                given = RecordedJob(record, slurm_job)
+                job = given if slurm_job.state in ENDED else self._mark(given, inventory)
+                if not self._reuses or job is not given or record.error is not None:
+                    jobs[uid] = job
+                    continue
+            jobs[uid] = still_marked[uid] = job
+        self._marked = still_marked
+        is_settled = self._reuses and len(still_marked) == len(jobs) and not deferred
+        self._shown = shown if is_settled else None
         for uid, (slurm_job, reason) in self.deferred.items():
             self._hold_deferred(uid, slurm_job, reason)
         return jobs
@@ -153,8 +174,11 @@ class JobIntake:
                     self._store.update_job(uid, script=script_hash)
         return {uid: self._store.require_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
-    def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:
+    def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:  # noqa: C901  one case for each write
         """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.
+
+        Returns:
+            The job; the same object where nothing differed.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
@@ -175,7 +199,8 @@ class JobIntake:
         waits = slurm.state is JobState.PENDING and not awaits_owner_release(record, slurm)
         slurm_job_id = self._record_id(slurm)
         stamped = slurm.admin_comment == stamp or _as_slurm_stores(slurm.admin_comment) == _as_slurm_stores(stamp)
-        if known is not None and slurm_job_id in self._writes.refused:
+        refused = known is not None and slurm_job_id in self._writes.refused
+        if refused:
             stamped = True  # by job_submit.lua, which suffices to identify the job; only the status shows its error
         if not stamped and waits:
             if self._writes.mark(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
@@ -186,6 +211,8 @@ class JobIntake:
             self._writes.mark(slurm_job_id, "set_requeue", lambda: self._client.set_requeue(slurm_job_id))
         elif waits and slurm.dependency and (slurm.hold, slurm.eligible) != (Hold.NONE, OUT_OF_REACH):
             self._writes.mark(slurm_job_id, "await_dependency", lambda: self._client.await_dependency(slurm_job_id))
+        elif record is job.record and not refused:
+            return job
         return RecordedJob(record, slurm)
 
     def _hold_deferred(self, uid: str, slurm: SlurmJob, reason: Reason) -> None:
@@ -248,6 +275,12 @@ def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str,
     except TunerError as error:
         return {}, f"{quote(tag.tuner.tag if tag.tuner is not None else '')}: {error}"
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
+
+
+def _shared_records(listed: Iterable[SlurmJob]) -> frozenset[int]:
+    """Return Slurm's ids of the records that several listed jobs share."""
+    counts = Counter(job.job_id for job in listed)
+    return frozenset(job_id for job_id, count in counts.items() if count > 1)
 
 
 def _as_slurm_stores(comment: str) -> str:

@@ -15,6 +15,7 @@ import structlog
 
 from metasched.core.model import Status
 from metasched.core.reasons import Code, Reason, to_text
+from metasched.core.reuse import reuses_results
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.launch_failures import (
     began_unseen,
@@ -60,6 +61,10 @@ class TrackedJob:
     record: JobRecord
     slurm: SlurmJob
     status: Status
+
+    def is_same(self, before: TrackedJob) -> bool:
+        """Whether the records and the status are those of an earlier poll."""
+        return self.record is before.record and self.slurm is before.slurm and self.status is before.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,12 @@ class RunTracking:
         self._forget = forget
         self._missing_since: dict[str, float] = {}  # by uid
         self._recovered_since: dict[str, float] = {}  # by uid
-        self._restarts: Mapping[str, int] = {}  # Slurm's restart counts in the last poll, by uid
+        self._restarts: dict[str, int] = {}  # Slurm's restart counts in the last poll, by uid
+        self._reuses = reuses_results()
+        # of the last poll: the jobs given, the live ones among them, and those of these that only wait
+        self._tracked_from: Mapping[str, RecordedJob] | None = None
+        self._live: Mapping[str, TrackedJob] = {}
+        self._waiting: dict[str, tuple[RecordedJob, TrackedJob]] = {}
 
     def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
         """Bring the runs of all jobs up to what Slurm lists, and finish the jobs that have ended. Repeatable.
@@ -133,12 +143,14 @@ class RunTracking:
         now = observation.now
         live: dict[str, TrackedJob] = {}
         over: dict[str, RecordedJob] = {}
-        turns = self._reports.in_turn(job.record for job in jobs.values())
+        waiting = self._waiting if jobs is self._tracked_from else self._unchanged(jobs)
+        others = jobs if not waiting else {uid: jobs[uid] for uid in jobs.keys() - waiting.keys()}
+        turns = self._reports.in_turn(job.record for job in others.values())
         runs = (record for record in turns if record.current is not None and record.current.started is not None)
         read = {
             record.uid: self._reports.read(record, now) for record in runs if jobs[record.uid].slurm.state not in ENDED
         }
-        for uid, job in jobs.items():
+        for uid, job in others.items():
             if job.slurm.state not in ENDED:
                 record = read.get(uid, job.record)
                 live[uid] = self._track(record, job.slurm, observation.inventory, now, retries)
@@ -146,11 +158,28 @@ class RunTracking:
                 live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
             else:
                 over[uid] = job
-        self._restarts = {uid: job.slurm.restarts for uid, job in jobs.items()}
+        restarts = {uid: job.slurm.restarts for uid, job in others.items()}
+        if jobs is self._tracked_from and not over and all(map(_is_same, live.values(), map(self._live.get, live))):
+            tracked = self._live
+            self._restarts |= restarts
+        else:
+            tracked = {
+                uid: live[uid] if uid in live else waiting[uid][1] for uid in jobs if uid in live or uid in waiting
+            }
+            self._restarts = {uid: found[0].slurm.restarts for uid, found in waiting.items()} | restarts
+        if self._reuses:
+            came = {uid: (jobs[uid], job) for uid, job in live.items() if _only_waits(job)}
+            self._waiting = {**waiting, **came} if came or waiting is not self._waiting else waiting
+            self._tracked_from, self._live = jobs, tracked
         self._recovered_since = {uid: since for uid, since in self._recovered_since.items() if uid in jobs}
         # Last reports come last: those of one ended job may be as long as all others together.
         finished = sum(self._finish(record, over[record.uid].slurm, now) for record in turns if record.uid in over)
-        return TrackedRuns(live, finished + self._finish_vanished(observation.missing, now))
+        return TrackedRuns(tracked, finished + self._finish_vanished(observation.missing, now))
+
+    def _unchanged(self, jobs: Mapping[str, RecordedJob]) -> dict[str, tuple[RecordedJob, TrackedJob]]:
+        """Return the jobs that Slurm and the store still show as waiting without an open run: nothing is to be done."""
+        known = self._waiting
+        return {uid: found for uid, job in jobs.items() if (found := known.get(uid)) is not None and found[0] is job}
 
     def _track(
         self, record: JobRecord, slurm: SlurmJob, inventory: NodeInventory, now: float, retries: Retries
@@ -399,6 +428,15 @@ class RunTracking:
             self._mailbox.unindex_job(record.slurm_job_id, record.uid)
         except MailboxError as error:
             log.warning("mailbox_not_cleared", job=record.slurm_job_id, error=str(error))
+
+
+def _only_waits(job: TrackedJob) -> bool:
+    """Whether the job is in Slurm's queue without an open run, so that nothing is to be tracked until it changes."""
+    return job.record.current is None and job.status in (Status.HELD, Status.QUEUED)
+
+
+def _is_same(job: TrackedJob, before: TrackedJob | None) -> bool:
+    return before is not None and job.is_same(before)
 
 
 def _has_run(slurm: SlurmJob, ended: float) -> bool:

@@ -45,6 +45,8 @@ class ThrottledWrites:
         self._done.clear()
         self.budget.renew()
         self._now, self._outage_seconds = now, outage_seconds
+        if not self.refused and not self._backoff:
+            return
         listed_ids = {slurm_job_id for job in listed for slurm_job_id in (job.slurm_job_id, str(job.job_id))}
         self.refused &= listed_ids
         self._backoff.retain(lambda slurm_job_id, _: slurm_job_id in listed_ids)

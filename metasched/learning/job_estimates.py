@@ -44,6 +44,10 @@ class JobEstimates:
         self._service.begin_poll()
         self._restarts.begin_poll()
 
+    def take_changes(self) -> Collection[str] | None:
+        """Return the subjects of which more is known than at the last call; None where that may be all subjects."""
+        return self._throughput.take_changes()
+
     def add_to(self, job: Job, record: JobRecord, model: str | None) -> Job:
         """Return the job with its speed, its expected service and its restart cost.
 
@@ -67,7 +71,7 @@ class JobEstimates:
     def learn(
         self,
         jobs: Sequence[Job],
-        models: Mapping[str, str | None],
+        subjects: Mapping[str, str],
         reported: Collection[str],
         profiling_reports: Mapping[str, Sequence[ProfilingReport]],
         now: float,
@@ -75,13 +79,12 @@ class JobEstimates:
         """Learn speeds from the reports of this poll; later polls use them.
 
         Args:
-            jobs: the live ones.
-            models: the model that each job's tag names, by uid; None for none.
+            jobs: the live ones that hold an allocation.
+            subjects: the subject of each live job's speed, by uid; the same object while the jobs are the same.
             reported: uids of the jobs with new reports.
             profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
-        subjects = {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}
         self._throughput.learn(jobs, subjects, reported, profiling_reports, now)
 
     def forget(self, uid: str) -> None:

@@ -97,8 +97,17 @@ class ThroughputLearning:
         self._measured_with: dict[str, set[str]] = {}  # by co-runner, the subjects that were measured with it
         self._fingerprints = Fingerprints()
         self._stale = bool(self._prior)
+        self._wanted_by: Mapping[str, str] | None = None  # the subjects at the latest removal of unwanted ones
+        self._changed: set[str] | None = None  # subjects with other speeds than at the last take_changes; None: all
         for record in sorted(store.speeds(), key=lambda record: record.at):
             self._add(record)
+
+    def take_changes(self) -> Collection[str] | None:
+        """Return the subjects whose speeds or iterations have changed since the last call; None where all may have."""
+        if self._stale:
+            self._estimate()
+        changed, self._changed = self._changed, set()
+        return changed
 
     def speed(self, subject: str, batch: int | None = None) -> MeasuredSpeed:
         """Return the subject's speed at a global batch; the same object as long as nothing new is learnt.
@@ -129,8 +138,10 @@ class ThroughputLearning:
         for subject in self._measured_with.pop(uid, ()):
             batches = self._speeds.get(subject, {})
             batches.update({batch: speed.without(uid) for batch, speed in batches.items()})
+            self._note_change(subject)
             parts = self._retained_parts.get(subject, {})
             self._retained_parts[subject] = {column: part for column, part in parts.items() if column[2] != uid}
+        self._note_change(uid)
         if (speeds := self._speeds.pop(uid, None)) is not None:
             for speed in speeds.values():
                 for _, other in speed.colocated:
@@ -148,17 +159,17 @@ class ThroughputLearning:
         """Learn from the reports of this poll, and note under which circumstances each job runs from now on.
 
         Args:
-            jobs: the live ones.
-            subjects: the subject of each job's speed, by uid.
+            jobs: the live ones; those without an allocation do not count.
+            subjects: the subject of each job's speed, by uid; the same object while the jobs are the same.
             reported: uids of the jobs with new reports since the last poll.
             profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
-        live = {job.uid: job for job in jobs}
+        holding = {job.uid: job for job in jobs if job.placement is not None}
         for uid, reports in profiling_reports.items():
-            if uid in live and (placement := live[uid].placement) is not None:
+            if uid in holding and (placement := holding[uid].placement) is not None:
                 self.learn_profiling_runs(subjects[uid], placement, reports)
-        running = {uid: job for uid, job in live.items() if job.status is Status.RUNNING and job.placement is not None}
+        running = {uid: job for uid, job in holding.items() if job.status is Status.RUNNING}
         since: dict[str, tuple[_Circumstances, float]] = {}
         for uid, job in running.items():
             co_runner = subjects.get(job.co_runner or "") if job.co_runner in running else None
@@ -171,7 +182,10 @@ class ThroughputLearning:
             if uid in reported:
                 self._learn(uid, subjects[uid], *since[uid])
         self._since = since
+        if subjects is self._wanted_by:
+            return
         # Subjects without live jobs are dropped, unless a speed of theirs was measured.
+        self._wanted_by = subjects
         wanted = set(subjects.values())
         self._speeds = {
             subject: speeds
@@ -227,13 +241,19 @@ class ThroughputLearning:
 
     def _note_iteration(self, subject: str, where: PlacementShape, plan: BatchPlan, seconds: float, at: float) -> None:
         """Add the seconds of an optimizer step, measured without a co-runner."""
+        self._note_change(subject)
         gpu_type, spread = where
         several = len(spread) > 1
         self._iterations.note(
             IterationRecord(subject, gpu_type, sum(spread), several, plan.per_gpu, plan.accumulation, seconds, at)
         )
 
+    def _note_change(self, subject: str) -> None:
+        if self._changed is not None:
+            self._changed.add(subject)
+
     def _add(self, record: SpeedRecord) -> None:
+        self._note_change(record.subject)
         where = (record.gpu_type, record.spread)
         before = self._measured(record.subject, record.batch)
         batches = self._speeds[record.subject]
@@ -267,3 +287,4 @@ class ThroughputLearning:
             fingerprint = self._fingerprints.of(subject)
             batches.update({batch: speed.estimated(fingerprint) for batch, speed in batches.items()})
         self._stale = False
+        self._changed = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -17,9 +18,25 @@ from metasched.store import JobRecord
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class IdentifiedJobs:
+    """The jobs that Slurm lists in one poll, split into metasched's and others.
+
+    Attributes:
+        ours: metasched's jobs by uid, ordered by Slurm's job id.
+        others: the other jobs.
+        by_stamps: whether the stamps alone tell the uids: no job lacks one, and no two have the same. Then the result
+            depends on nothing but Slurm's list and the configuration.
+    """
+
+    ours: Mapping[str, SlurmJob]
+    others: Sequence[SlurmJob]
+    by_stamps: bool
+
+
 def identify(
     listed: Iterable[SlurmJob], records: Mapping[str, JobRecord], intake: Intake, now: float
-) -> tuple[dict[str, SlurmJob], list[SlurmJob]]:
+) -> IdentifiedJobs:
     """Split the jobs that Slurm lists into metasched's and others.
 
     A job of metasched that carries no stamp yet gets a new uid here, which intake records and writes to Slurm.
@@ -29,14 +46,12 @@ def identify(
         records: the store's live jobs, by uid.
         intake: the partitions and QOS whose jobs are metasched's without a tag.
         now: unix seconds.
-
-    Returns:
-        Metasched's jobs by uid, ordered by Slurm's job id, and the other jobs.
     """
     ours: dict[str, SlurmJob] = {}
     others: list[SlurmJob] = []
     new_uids: dict[int, str] = {}
-    by_slurm_job_id = {(record.slurm_job_id, record.submitted): record.uid for record in records.values()}
+    by_slurm_job_id: dict[tuple[str, float], str] | None = None
+    by_stamps = True
     for job in sorted(listed, key=lambda job: job.job_id):
         stamp = Stamp.read(job.admin_comment)
         if stamp is not None:
@@ -47,19 +62,23 @@ def identify(
         elif job.state in ENDED:
             continue
         else:
+            by_stamps = False
+            if by_slurm_job_id is None:
+                by_slurm_job_id = {(record.slurm_job_id, record.submitted): record.uid for record in records.values()}
             # The daemon died between the job's record and its stamp, or slurmctld crashed and forgot the stamp.
             known = by_slurm_job_id.get((job.slurm_job_id, job.submitted), "").partition("_")[0]
             base = new_uids.setdefault(job.array_job_id or job.job_id, known or new_uid(now, len(new_uids)))
         uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
         rival = ours.get(uid)
         if rival is not None:  # an operator copied a stamp: the job with the store's Slurm job id keeps the uid
+            by_stamps = False
             known_slurm_job_id = records[uid].slurm_job_id if uid in records else None
             loser, winner = (rival, job) if job.slurm_job_id == known_slurm_job_id else (job, rival)
             log.warning("duplicate_stamp", uid=uid, slurm_job_id=loser.slurm_job_id)
             others.append(loser)
             job = winner  # noqa: PLW2901  the winner is the job of this uid
         ours[uid] = job
-    return ours, others
+    return IdentifiedJobs(ours, others, by_stamps)
 
 
 def new_uid(now: float, sequence: int) -> str:

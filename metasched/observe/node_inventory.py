@@ -30,6 +30,16 @@ class NodeInventory:
     gpu_shards: GpuShards | None = None
     reservations: Reservations = field(default_factory=Reservations)
 
+    def describes_jobs_like(self, other: NodeInventory) -> bool:
+        """Whether every job has the same description under both inventories, but for the seconds of reservations."""
+        if self is other:
+            return True
+        own = (self.gpu_type, self.shards, self.unshared, self.reservations.phase)
+        shards, theirs = self.gpu_shards, other.gpu_shards
+        return own == (other.gpu_type, other.shards, other.unshared, other.reservations.phase) and (
+            (None if shards is None else shards.co_runners) == (None if theirs is None else theirs.co_runners)
+        )
+
     @property
     def gpu_types(self) -> frozenset[str]:
         """The GPU types of the cluster."""

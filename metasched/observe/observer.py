@@ -9,13 +9,14 @@ from functools import cached_property
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.observe.job_identification import identify
+from metasched.core.reuse import Interned, Latest, reuses_results
+from metasched.observe.job_identification import IdentifiedJobs, identify
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED
 from metasched.observe.reservations import Reservations
 from metasched.observe.slurm_quotas import Owner, SlurmQuotas, owner_of
 from metasched.slurm.associations import enforces_limits
-from metasched.slurm.client import SlurmClient, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.client import Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 from metasched.store import JobRecord, Store
 
@@ -54,6 +55,8 @@ class Observation:
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
         """Jobs of metasched that the store does not know as live, and that have not ended, by uid."""
+        if self.ours.keys() <= self.records.keys():
+            return {}
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
 
     @property
@@ -64,6 +67,8 @@ class Observation:
 
 class Observer:
     """Reads Slurm and the store's live jobs into an Observation, once in each poll.
+
+    What Slurm and the store show unchanged is, in the next observation, the same object.
 
     Attributes:
         config: the configuration in force; a reload replaces it.
@@ -77,6 +82,14 @@ class Observer:
         self._enforces_limits = enforces_limits(settings.values)
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
+        self._reuses = reuses = reuses_results()
+        self._listed = Interned[SlurmJob](lambda job: job.slurm_job_id, reuses=reuses)
+        self._nodes = Interned[SlurmNode](lambda node: node.name, reuses=reuses)
+        self._unreserved = Latest[Reservations](reuses=reuses)
+        self._inventory = Latest[NodeInventory](reuses=reuses)
+        self._inventory_with_shards = Latest[NodeInventory](reuses=reuses)
+        self._identified = Latest[IdentifiedJobs](reuses=reuses)
+        self._owners = Latest[frozenset[Owner]](reuses=reuses)
 
     def observe(self, now: float) -> Observation:
         """Read jobs, nodes, reservations and, where they are due, associations.
@@ -87,28 +100,52 @@ class Observer:
         Raises:
             SlurmError: Slurm does not answer, or its answer cannot be read.
         """
-        listed, nodes = self._client.jobs(), self._client.nodes()
-        inventory = NodeInventory.of(nodes, Reservations(self._client.reservations(), now))
-        records = {record.uid: record for record in self._store.live_jobs()}
-        ours, others = identify(listed, records, self.config.intake, now)
-        self._read_quotas(frozenset(owner_of(job) for job in ours.values() if job.state not in ENDED), now)
+        listed, nodes = self._listed.of(self._client.jobs()), self._nodes.of(self._client.nodes())
+        reservations = self._reservations(self._client.reservations(), now)
+        inventory = self._inventory.of(lambda: NodeInventory.of(nodes, reservations), nodes, reservations)
+        records = self._records()
+        identified = self._identify(listed, records, now)
+        ours = identified.ours
+        self._read_quotas(self._owners.of(lambda: _owners(ours), ours), now)
         return Observation(
             now=now,
             listed=listed,
             nodes=nodes,
             racks=self._client.racks(),
-            inventory=inventory.with_shards(nodes, listed, ours, forgets=self._forgets_shards),
+            inventory=self._inventory_with_shards.of(
+                lambda: inventory.with_shards(nodes, listed, ours, forgets=self._forgets_shards),
+                *(inventory, nodes, listed, ours),
+            ),
             quotas=self._quotas,
             ours=ours,
-            others=others,
+            others=identified.others,
             records=records,
         )
+
+    def _records(self) -> Mapping[str, JobRecord]:
+        """Return the store's live jobs by uid, ordered by (submitted, uid)."""
+        if self._reuses:
+            return self._store.live_records()
+        return {record.uid: record for record in self._store.live_jobs()}
+
+    def _reservations(self, listed: Sequence[Reservation], now: float) -> Reservations:
+        """Return the reservations at this instant, which matters only where there are any."""
+        return Reservations(listed, now) if listed else self._unreserved.of(Reservations)
+
+    def _identify(self, listed: Sequence[SlurmJob], records: Mapping[str, JobRecord], now: float) -> IdentifiedJobs:
+        intake = self.config.intake
+        identified = self._identified.of(lambda: identify(listed, records, intake, now), listed, intake)
+        if not identified.by_stamps:
+            self._identified.clear()  # the records count as well, and a new uid is made only once
+        return identified
 
     def _read_quotas(self, owners: frozenset[Owner], now: float) -> None:
         """Read shares and limits where that is due: Slurm lists the limits of a user only once the user has jobs."""
         every = self.config.accounting.refresh_seconds
         if not every:
-            self._quotas, self._quotas_read = SlurmQuotas(), None
+            self._quotas_read = None
+            if self._quotas.associations is not None:
+                self._quotas = SlurmQuotas()
             return
         if self._quotas_read is not None:
             at, known = self._quotas_read
@@ -116,8 +153,15 @@ class Observer:
                 return
         self._quotas_read = now, owners
         try:
-            self._quotas = SlurmQuotas(self._client.associations(), limited=self._enforces_limits)
+            associations = self._client.associations()
+            if not self._reuses or associations != self._quotas.associations:
+                self._quotas = SlurmQuotas(associations, limited=self._enforces_limits)
         except SlurmUnavailableError:
             raise
         except SlurmError as error:
             log.warning("associations_not_read", error=str(error))
+
+
+def _owners(jobs: Mapping[str, SlurmJob]) -> frozenset[Owner]:
+    """Return the owners of the jobs that have not ended."""
+    return frozenset(owner_of(job) for job in jobs.values() if job.state not in ENDED)

@@ -33,6 +33,16 @@ class Reservations:
         self._open = {node: self._seconds_until_reserved(self._ruling.get(node), there) for node, there in on.items()}
         self._closings = sorted({seconds for seconds in self._open.values() if seconds is not None})
 
+    @property
+    def phase(self) -> tuple[tuple[Reservation, bool], ...]:
+        """Every reservation that is not over, with whether it has begun: all that jobs depend on but the seconds."""
+        return tuple((one, self._holds(one)) for one in self._known.values())
+
+    @property
+    def closes_nodes(self) -> bool:
+        """Whether a node is open to jobs for a limited time only, which the time shortens."""
+        return bool(self._closings)
+
     def on(self, node: Node, asked: Collection[str], *, reserved: bool) -> Node:
         """Return the node as reservations restrict it: whether it accepts jobs, of which reservation, for how long.
 

@@ -1,25 +1,36 @@
-"""The published status: one JSON file in the shared directory that everybody may read, replaced at every poll.
+"""The published status: two JSON files in the shared directory that everybody may read.
 
-Users on login nodes cannot open the database, which is on the daemon's host; they read this file instead.
-A new field has a default and leaves ``FORMAT`` as it is; daemon/status_publisher.py fills it, for live and for ended
-jobs.
+Users on login nodes cannot open the database, which is on the daemon's host; they read these files instead.
+``status.json`` has everything but the live jobs, and is replaced at most once a second. ``status-jobs.json`` has the
+live jobs, and is replaced only when a job has changed by more than the passing of time: what grows with the time is
+computed by the reader. A new field has a default and leaves ``FORMAT`` as it is; daemon/status_publisher.py fills it,
+for live and for ended jobs.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from metasched.core.errors import MetaschedError
 
 FILE_NAME = "status.json"
-FORMAT = 2
+JOBS_FILE_NAME = "status-jobs.json"
+FORMAT = 3
+READ_TRIES = 20
+"""Most readings of the two files until they are of one version; the daemon replaces one right after the other."""
+_RETRY_SECONDS = 0.01
+
+
+_Content = TypeVar("_Content")
+_NONE = object()  # equal to no value
 
 
 class StatusError(MetaschedError):
@@ -106,6 +117,10 @@ class JobStatus:
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
     app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
+
+    ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
+    status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
+    for each second; None where its run, if it has one, is suspended.
     """
 
     uid: str
@@ -147,6 +162,8 @@ class JobStatus:
     batch: BatchStatus | None = None
     app: str | None = None
     planned: PlannedStatus | None = None
+    as_of: float | None = None
+    gpu_seconds_each: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,24 +234,77 @@ class Status:
     apps: tuple[AppStatus, ...] = ()
     store: str = "ok"
     deferred: tuple[DeferredStatus, ...] = ()
+    jobs_version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """The content of the file of the live jobs."""
+
+    version: int
+    jobs: tuple[JobStatus, ...]
+
+
+_JOBS_DECODER = msgspec.json.Decoder(_Jobs)
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more
 
 
+_DEFAULTS = {
+    one.name: one.default_factory() if one.default_factory is not MISSING else one.default
+    for one in fields(JobStatus)
+    if one.default is not MISSING or one.default_factory is not MISSING
+}
+
+
+def encode_job(job: JobStatus) -> bytes:
+    """Return the JSON of a job in the file of the live jobs, without the fields that have their default."""
+    values = {
+        name: value for name in JobStatus.__slots__ if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)
+    }
+    return msgspec.json.encode(values)
+
+
 def publish(shared: Path, status: Status) -> None:
-    """Replace the published status.
+    """Replace both files.
 
     Raises:
         StatusError: the shared directory cannot be written.
     """
-    temporary = shared / f".{FILE_NAME}.{os.getpid()}"
+    publish_jobs(shared, status.jobs_version, map(encode_job, status.jobs))
+    publish_summary(shared, status)
+
+
+def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes]) -> None:
+    """Replace the file of the live jobs; the summary has to follow.
+
+    Args:
+        shared: the shared directory.
+        version: another one than that of the file before.
+        encoded: the live jobs by ``encode_job``.
+
+    Raises:
+        StatusError: the shared directory cannot be written.
+    """
+    _replace(shared / JOBS_FILE_NAME, b'{"version":%d,"jobs":[%b]}' % (version, b",".join(encoded)))
+
+
+def publish_summary(shared: Path, status: Status) -> None:
+    """Replace the file of everything but the live jobs.
+
+    Raises:
+        StatusError: the shared directory cannot be written.
+    """
+    _replace(shared / FILE_NAME, msgspec.json.encode(replace(status, jobs=())))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(msgspec.json.encode(status))
+        temporary.write_bytes(content)
         temporary.chmod(0o644)
-        temporary.replace(shared / FILE_NAME)
+        temporary.replace(path)
     except OSError as error:
-        msg = f"cannot publish {shared / FILE_NAME}: {error.strerror}"
+        msg = f"cannot publish {path}: {error.strerror}"
         raise StatusError(msg) from None
 
 
@@ -244,7 +314,7 @@ def note_store_problem(shared: Path, problem: str) -> None:
     Raises:
         StatusError: there is no published status, or the shared directory cannot be written.
     """
-    publish(shared, replace(read(shared), published=time.time(), next_round=None, store=problem))
+    publish_summary(shared, replace(_read_summary(shared), published=time.time(), next_round=None, store=problem))
 
 
 def read(shared: Path) -> Status:
@@ -253,9 +323,31 @@ def read(shared: Path) -> Status:
     Raises:
         StatusError: there is no published status, or another version's.
     """
+    for last in range(READ_TRIES - 1, -1, -1):
+        status = _read_summary(shared)
+        found = _decoded(shared / JOBS_FILE_NAME, _JOBS_DECODER)
+        if found.version == status.jobs_version or not last:  # the daemon may have ended between the two files
+            break
+        time.sleep(_RETRY_SECONDS)
+    for job in found.jobs:
+        _grow(job, status.published)
+    return replace(status, jobs=found.jobs)
+
+
+def _read_summary(shared: Path) -> Status:
     path = shared / FILE_NAME
+    status = _decoded(path, _DECODER)
+    if status.format != FORMAT:
+        raise StatusError(_other_version(path))
+    return status
+
+
+def _decoded(path: Path, decoder: msgspec.json.Decoder[_Content]) -> _Content:
+    was_enabled = gc.isenabled()
     try:
-        status = _DECODER.decode(path.read_bytes())
+        content = path.read_bytes()
+        gc.disable()  # thousands of records would start the collector many times, in vain
+        return decoder.decode(content)
     except OSError as error:
         msg = f"{path}: {error.strerror}; is the daemon running, and is this its [paths] shared?"
         raise StatusError(msg) from None
@@ -264,9 +356,21 @@ def read(shared: Path) -> Status:
     except (msgspec.DecodeError, ValueError, RecursionError):
         msg = f"{path}: not a status file"
         raise StatusError(msg) from None
-    if status.format != FORMAT:
-        raise StatusError(_other_version(path))
-    return status
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _grow(job: JobStatus, published: float) -> None:
+    """Bring the fields of a job that was just read from ``as_of`` to the instant of publication."""
+    if job.as_of is None:
+        return
+    since = max(0.0, published - job.as_of)
+    if job.gpu_seconds_each is None:
+        object.__setattr__(job, "waited_seconds", job.waited_seconds + since)
+    else:
+        object.__setattr__(job, "attained_service", job.attained_service + job.gpu_seconds_each * since)
+        object.__setattr__(job, "ran_seconds", job.ran_seconds + since)
 
 
 def _other_version(path: Path) -> str:

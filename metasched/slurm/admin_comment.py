@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _STAMP = re.compile(r"metasched:([0-9a-f]{16})(:held)?(?:\s|$)")
 _ERROR = "not scheduled: "
@@ -28,12 +29,17 @@ class Stamp:
     @classmethod
     def read(cls, admin_comment: str) -> Stamp | None:
         """Read a stamp from an AdminComment; None where the text does not begin with a stamp."""
-        stamp = _STAMP.match(admin_comment)
-        if stamp is None:
-            return None
-        words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
-        return cls(stamp[1], stamp[2] is not None, words.strip(), error or None)
+        return _read(admin_comment)
 
     def __str__(self) -> str:
         held, error = ":held" if self.held else "", f"{_ERROR}{self.error}" if self.error else ""
         return " ".join(filter(None, (f"metasched:{self.uid}{held}", self.words, error)))
+
+
+@lru_cache(maxsize=32_768)  # the same jobs come at every poll
+def _read(admin_comment: str) -> Stamp | None:
+    stamp = _STAMP.match(admin_comment)
+    if stamp is None:
+        return None
+    words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
+    return Stamp(stamp[1], stamp[2] is not None, words.strip(), error or None)

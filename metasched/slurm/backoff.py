@@ -33,6 +33,10 @@ class Backoff:
     def __init__(self) -> None:
         self._failures: dict[tuple[str, str], Failures] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any action has failed at its latest try."""
+        return bool(self._failures)
+
     def must_wait(self, job: str, action: str, now: float) -> bool:
         """Whether the action's wait since its last failure is not over yet; false where the clock was set back."""
         failures = self._failures.get((job, action))

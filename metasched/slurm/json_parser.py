@@ -11,8 +11,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import ceil
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from metasched.core.model import Hold
 from metasched.slurm import field_parsers, hostlist, json_releases
@@ -69,6 +72,46 @@ class Parsed(Generic[T]):
 def parse_jobs(document: str) -> Parsed[SlurmJob]:
     """Parse the output of ``squeue --json``."""
     return _parse(document, "squeue", "jobs", _label_job, _jobs)
+
+
+class JobsParser:
+    """Parses successive outputs of ``squeue --json``; a record whose text is unchanged gives the same objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[SlurmJob, ...]] = {}  # by digest of a record's text
+
+    def parse(self, document: str, *, whole: bool = True) -> Parsed[SlurmJob]:
+        """Parse an output as ``parse_jobs`` does.
+
+        Args:
+            document: the output.
+            whole: whether it has all jobs; then the records of others are forgotten.
+        """
+        try:
+            texts = msgspec.json.decode(document, type=_RawJobs).jobs
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return parse_jobs(document)  # control characters, or no list of jobs
+        records: list[SlurmJob] = []
+        errors: list[MalformedOutputError] = []
+        known = dict[bytes, tuple[SlurmJob, ...]]()
+        for text in texts:
+            raw = bytes(text)
+            digest = blake2b(raw, digest_size=16).digest()
+            found = self._known.get(digest)
+            if found is None:
+                parsed = parse_jobs(f'{{"jobs":[{raw.decode()}]}}')
+                errors += parsed.errors
+                found = parsed.records
+                if parsed.errors:
+                    continue
+            known[digest] = found
+            records += found
+        self._known = known if whole else self._known | known
+        return Parsed(tuple(records), tuple(errors))
+
+
+class _RawJobs(msgspec.Struct):
+    jobs: list[msgspec.Raw]
 
 
 def parse_nodes(document: str) -> Parsed[SlurmNode]:

@@ -4,6 +4,7 @@ from itertools import islice
 
 import pytest
 
+from metasched.core.reuse import FROM_SCRATCH
 from tests.campaign import faults
 from tests.campaign.simulated import POLICY_NAMES, Simulated
 
@@ -34,6 +35,21 @@ def test_a_long_campaign_has_every_kind_of_fault_and_every_policy():
     drawn = faults.draw_faults(1, 1200.0)
     assert {fault.kind for fault in drawn} == {*faults.KINDS, faults.POLICY}
     assert {faults.policy_of(fault.draw) for fault in drawn if fault.kind == faults.POLICY} == set(faults.POLICIES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_polls_from_scratch_decide_alike(tmp_path, monkeypatch, seed):
+    """A campaign has the same events, whether its polls reuse what earlier polls have made or not."""
+    found = []
+    for scratch in ("0", "1"):
+        monkeypatch.setenv(FROM_SCRATCH, scratch)
+        base = tmp_path / scratch
+        base.mkdir()
+        campaign = Simulated(seed, base)
+        problems = campaign.run()
+        found.append((problems, campaign.events, campaign.slurm.calls, campaign.slurm.now))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][-1] == found[1][-1]
 
 
 def test_no_job_is_lost_or_fails_under_faults(tmp_path):

@@ -109,9 +109,12 @@ class Site:
     def status(self):
         """Return the published status; None if it cannot be read."""
         try:
-            return json.loads(
-                self.run("login", "cat", f"{SHARED}/status.json"), object_hook=lambda d: SimpleNamespace(**d)
+            summary, live = (
+                json.loads(self.run("login", "cat", f"{SHARED}/{name}"), object_hook=lambda d: SimpleNamespace(**d))
+                for name in ("status.json", "status-jobs.json")
             )
+            summary.jobs = live.jobs
+            return summary
         except (CommandFailedError, ValueError):
             return None
 

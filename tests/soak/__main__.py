@@ -22,6 +22,7 @@ import structlog
 from metasched.configuration.file_names import COPIES, DATABASE
 from metasched.daemon.failover import StoreCopier
 from metasched.slurm.client import JobState
+from metasched.store.schema import TABLES
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
@@ -73,6 +74,26 @@ def resident_bytes(_site):
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def rows_of(table):
+    """A reader of the number of a table's rows."""
+    return lambda site: site.store._rows(f"SELECT count(*) FROM {table}")[0][0]
+
+
+def policy_state_bytes(site):
+    """The bytes of the states of policies and of apps that the store has."""
+    sql = "SELECT coalesce(sum(length(state)), 0) FROM "
+    return sum(site.store._rows(sql + table)[0][0] for table in ("policy_state", "apps"))
+
+
+def remembered_jobs(site):
+    """The number of jobs that have ended, and that a part of the controller still remembers."""
+    controller = site.controller
+    known = (controller._intake._marked, controller._run_tracking._waiting, controller._run_tracking._live)
+    known += (controller._state_builder._described._known, controller._publisher._rendered)
+    live = {job.uid for job in site.store.live_jobs()}
+    return sum(len(found.keys() - live) for found in known)
+
+
 MEASURES = {
     "memory": Measure("MiB", MIB, 6 * MIB, resident_bytes),
     "blocks of Python": Measure("thousands", 1e3, 10e3, lambda _: sys.getallocatedblocks()),
@@ -84,6 +105,13 @@ MEASURES = {
     "state": Measure("files", 1, 0.5, lambda site: entries(site.base / "state")),
     "live jobs": Measure("", 1, None, lambda site: len(site.store.live_jobs())),
 }
+# Printed as growth alone. Of jobs that have ended, the retention decides; it is a part of the soak.
+GROWTH_MEASURES = {
+    **{f"rows of {table}": Measure("rows", 1, 30, rows_of(table)) for table in TABLES},
+    "states of policies": Measure("KiB", 1024, 30 * 1024, policy_state_bytes),
+    "ended jobs in memory": Measure("jobs", 1, 1, remembered_jobs),
+}
+ALL_MEASURES = MEASURES | GROWTH_MEASURES
 
 
 class Soak:
@@ -100,7 +128,9 @@ class Soak:
         self.until = self.began + hours * 3600
         self.site = FakeSite(base, self.slurm, policy="las", poll_seconds=2.0, busy_poll_seconds=1.0)
         config = self.site.config
-        history = config.history.model_copy(update={"days": hours / 24 * KEPT})
+        kept = hours / 24 * KEPT
+        days = {"days": kept, "reports_days": kept, "jobs_days": kept, "speeds_days": kept}
+        history = config.history.model_copy(update=days)
         self.site.config = config.model_copy(update={"history": history})
         self.site.start()
         self.next_arrival = self.slurm.now
@@ -141,7 +171,7 @@ class Soak:
     def sample(self):
         """Measure now."""
         ended = self.submitted - len(self.site.store.live_jobs())
-        self.rows.append((ended, {name: measure.read(self.site) for name, measure in MEASURES.items()}))
+        self.rows.append((ended, {name: measure.read(self.site) for name, measure in ALL_MEASURES.items()}))
 
     def growth(self, name):
         """The growth of a measure for each 1,000 jobs: from the median of the second quarter to that of the last.
@@ -159,7 +189,7 @@ class Soak:
         return [
             f"{name} grows by {self.growth(name) / measure.scale:.2f} {measure.unit} for each 1,000 jobs; "
             f"at most {measure.bound / measure.scale:g} is allowed"
-            for name, measure in MEASURES.items()
+            for name, measure in ALL_MEASURES.items()
             if measure.bound is not None and self.growth(name) > measure.bound
         ]
 
@@ -175,15 +205,22 @@ class Soak:
         limits = ("none" if m.bound is None else f"{m.bound / m.scale:g}" for m in MEASURES.values())
         rows.append(["bound", *limits])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        for name, m in GROWTH_MEASURES.items():
+            last, grown = self.rows[-1][1][name] / m.scale, self.growth(name) / m.scale
+            lines.append(f"{name}: {last:.4g} {m.unit} at the end, {grown:+.3g} for each 1,000 jobs")
+        return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--hours", type=float, default=1.0, help="of the simulated clock")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, help="about so many short jobs, in place of --hours")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    if args.jobs is not None:
+        args.hours = args.jobs * ARRIVAL_SECONDS / 3600
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as base:
         soak = Soak(Path(base), args.hours, args.seed)

@@ -54,7 +54,9 @@ class Site:
         self.published["finished"].append(job | {"status": status, "finished": 1.0})
 
     def follow(self):
-        (self.base / "status.json").write_text(json.dumps(self.published))
+        summary = {key: value for key, value in self.published.items() if key != "jobs"}
+        (self.base / "status.json").write_text(json.dumps(summary))
+        (self.base / "status-jobs.json").write_text(json.dumps({"jobs": self.published["jobs"]}))
         left = self.jobs.follow()
         return left, [trial.state.name for trial in self.study.trials]
 

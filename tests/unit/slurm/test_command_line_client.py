@@ -102,6 +102,42 @@ def test_an_unchanged_queue_is_not_read_twice(stand, client):
     assert stand.json_reads() == 1
 
 
+def listed(*jobs):
+    """The stand-in's queue: text lines and JSON records of jobs with these ids and states."""
+    lines = "".join(f"{number}|{state}|None|1|0||1|1|0|1|main|7\n" for number, state in jobs)
+    records = [dict(PENDING_22, job_id=number, name=state) for number, state in jobs]
+    return lines, json.dumps({"jobs": records})
+
+
+def test_only_changed_jobs_are_read_where_squeue_can(stand, client):
+    """A changed, a written, a new and a gone job cost one read of the first three; the others stay the same objects."""
+    lines, records = listed((1, "A"), (2, "A"), (3, "A"), (4, "A"))
+    stand.says("squeue", lines)
+    stand.says("squeue.json", records)
+    before = {job.slurm_job_id: job for job in client.jobs()}
+    client.hold("3")
+    stand.says("squeue", listed((1, "A"), (2, "B"), (3, "A"), (5, "A"))[0])
+    stand.says("squeue.json", listed((2, "B"), (3, "A"), (5, "A"))[1])
+    after = {job.slurm_job_id: job for job in client.jobs()}
+    assert [(job_id, job.name) for job_id, job in after.items()] == [("1", "A"), ("2", "B"), ("3", "A"), ("5", "A")]
+    assert stand.calls("squeue")[-1].endswith("--json -j 2,3,5")
+    assert after["1"] is before["1"]
+    stand.says("squeue", listed((1, "A"), (2, "B"), (3, "A"))[0])
+    assert [job.slurm_job_id for job in client.jobs()] == ["1", "2", "3"]
+    assert stand.json_reads() == 2
+
+
+def test_a_squeue_that_prints_all_jobs_is_asked_for_all(stand, client):
+    """Slurm 22.05 prints the JSON of all jobs, whichever is asked for: then one read is enough, and none is single."""
+    for state in "ABC":
+        lines, records = listed((1, state), (2, "A"))
+        stand.says("squeue", lines)
+        stand.says("squeue.json", records)
+        assert [job.name for job in client.jobs()] == [state, "A"]
+    assert stand.json_reads() == 3
+    assert " -j " not in stand.calls("squeue")[-1]
+
+
 def test_a_changed_queue_is_read_again(stand, client):
     """Any difference in squeue's text output makes the client read the JSON."""
     client.jobs()

@@ -1,0 +1,111 @@
+"""Comparison of each poll of a controller with the same poll made from scratch."""
+
+from dataclasses import fields
+
+from metasched.core.model import Job
+from metasched.daemon.cluster_state import ClusterStateBuilder
+from metasched.observe.job_identification import identify
+from metasched.observe.node_inventory import NodeInventory
+from metasched.observe.observed_job import ENDED, status_of
+from metasched.observe.reservations import Reservations
+from metasched.shared_dir import published_status
+
+
+class _AllJobs:
+    """In place of what the controller remembers of the jobs that may need an action: all jobs."""
+
+    def __init__(self, state):
+        self._uids = tuple(job.uid for job in state.snapshot.jobs)
+
+    def of(self, *_):
+        return self._uids
+
+
+def check_every_poll(controller, slurm):
+    """Let every poll of the controller fail whose result is not what a poll from scratch gives, field by field.
+
+    Returns:
+        A function that returns the latest state; None before the first.
+    """
+    observer, builder, store = controller._observer, controller._state_builder, controller._store
+    observe, build, make_plan = observer.observe, builder.build, controller._plan
+    latest = [None]
+
+    def checked_observe(now):
+        observation = observe(now)
+        assert list(observation.records.values()) == store.live_jobs()
+        assert list(observation.nodes) == list(slurm.nodes())
+        _check_observation(observation, controller, slurm)
+        return observation
+
+    def checked_build(observation, tracked, config, number):
+        state = build(observation, tracked, config, number)
+        fresh = ClusterStateBuilder(store, controller._intake, controller._estimates, controller._reports)
+        fresh.all_losses = builder.all_losses
+        expected = fresh.build(observation, tracked, config, number)
+        _check_jobs(state.snapshot.jobs, expected.snapshot.jobs)
+        assert state == expected
+        assert list(state.jobs) == list(expected.jobs)
+        assert state.holding == expected.holding
+        assert builder.contradicted == fresh.contradicted
+        assert builder.ends == fresh.ends
+        assert builder.subjects == fresh.subjects
+        for uid, job in tracked.live.items():
+            assert job.record == store.require_job(uid)
+            assert job.status is status_of(job.slurm) or job.slurm.state in ENDED
+        latest[0] = state
+        return state
+
+    def checked_plan(state):
+        actions, known = make_plan(state), controller._actionable
+        controller._actionable = _AllJobs(state)
+        expected, controller._actionable = make_plan(state), known
+        assert actions == expected
+        return actions
+
+    observer.observe, builder.build, controller._plan = checked_observe, checked_build, checked_plan
+    return lambda: latest[0]
+
+
+def check_published(controller, state, shared):
+    """Compare the published status with what the daemon knows now, where the latest poll published it."""
+    status = published_status.read(shared)
+    if status.published != state.snapshot.now:
+        return
+    publisher, now = controller._publisher, state.snapshot.now
+    assert [job.uid for job in status.jobs] == [job.uid for job in state.snapshot.jobs]
+    for found in status.jobs:
+        job, record = state.snapshot.job[found.uid], state.jobs[found.uid].record
+        expected = publisher._job(job, state.snapshot, record, controller)
+        for field in fields(expected):
+            one, other = getattr(found, field.name), getattr(expected, field.name)
+            if field.name in {"attained_service", "ran_seconds", "waited_seconds"}:
+                assert abs(one - other) < 1e-3, (found.uid, field.name, one, other, now)
+            elif field.name in {"world_sizes", "reason_facts", "reason_also"}:
+                assert _plain(one) == _plain(other), (found.uid, field.name)
+            elif field.name != "as_of":
+                assert one == other, (found.uid, field.name, one, other)
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _check_observation(observation, controller, slurm):
+    reservations = Reservations(slurm.reservations(), observation.now)
+    inventory = NodeInventory.of(observation.nodes, reservations)
+    assert inventory.describes_jobs_like(observation.inventory) or observation.inventory.gpu_shards is not None
+    identified = identify(observation.listed, observation.records, controller.config.intake, observation.now)
+    if identified.by_stamps:
+        assert list(identified.ours.items()) == list(observation.ours.items())
+        assert list(identified.others) == list(observation.others)
+
+
+def _check_jobs(jobs, expected):
+    """Name the first field that differs, which the comparison of whole states would not."""
+    assert [job.uid for job in jobs] == [job.uid for job in expected]
+    for job, other in zip(jobs, expected, strict=True):
+        for field in fields(Job):
+            assert getattr(job, field.name) == getattr(other, field.name), (job.uid, field.name)
