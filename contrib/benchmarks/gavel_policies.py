@@ -85,15 +85,20 @@ class JobType:
         return self.steps_per_second(gpu_type, spread) * 1.3 * share
 
 
-def inputs(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
-    """The inputs of a decision with ``count`` jobs, with one GPU each if ``single``."""
-    rng = random.Random(count)  # noqa: S311  no secret
-    job_types = []
+def job_types(rng: random.Random) -> list[JobType]:
+    """Random job types."""
+    found = []
     for name in range(JOB_TYPES):
         fast = 10 ** rng.uniform(0, 2)
         isolated = {"v100": fast, "p100": fast * rng.uniform(0.3, 0.8), "k80": fast * rng.uniform(0.1, 0.5)}
-        job_types.append(JobType(name, isolated, rng.uniform(0.3, 1.0)))
-    jobs = []
+        found.append(JobType(name, isolated, rng.uniform(0.3, 1.0)))
+    return found
+
+
+def inputs(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
+    """The inputs of a decision with ``count`` jobs, with one GPU each if ``single``."""
+    rng = random.Random(count)  # noqa: S311  no secret
+    types, jobs = job_types(rng), []
     for number in range(count):
         gpus = 1 if single else rng.choices((1, 2, 4, 8), (70, 10, 15, 5))[0]
         steps = 10 ** rng.uniform(4, 7)
@@ -107,7 +112,7 @@ def inputs(count: int, *, sharing: bool = False, single: bool = False) -> Alloca
                 gpus=gpus,
                 min_gpus=gpus,
                 max_gpus=gpus,
-                speed=rng.choice(job_types),
+                speed=rng.choice(types),
                 total_steps=steps,
                 progress_steps=steps * rng.random(),
                 account=str(number % ACCOUNTS),

@@ -88,8 +88,16 @@ class Policy(ABC):
 
     @property
     def solves_in_background(self) -> bool:
-        """Whether the daemon is to call ``precompute`` between rounds, in a process of its own."""
+        """Whether the daemon may call ``precompute`` between rounds, in a process of its own."""
         return False
+
+    def precomputes(self, snapshot: Snapshot) -> bool:
+        """Whether the daemon is to call ``precompute`` after a round with this snapshot, if it may.
+
+        With False, ``Snapshot.precomputed`` of the round is None, and ``decide`` computes everything itself.
+        """
+        del snapshot
+        return True
 
     def __init__(self, parameters: PolicyParameters | None = None) -> None:
         self.parameters = parameters if parameters is not None else self.Parameters()
@@ -111,9 +119,9 @@ class Policy(ABC):
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
         """Compute, from the latest round's snapshot and state, a result that takes too long for a round.
 
-        The method is as pure as ``decide``. Where ``solves_in_background`` is set, the daemon calls it in a process of
-        its own and puts the result into a later round's ``Snapshot.precomputed``. Elsewhere ``precomputed`` is None,
-        and ``decide`` computes the same result itself.
+        The method is as pure as ``decide``. Where ``solves_in_background`` is set and ``precomputes`` agrees, the
+        daemon calls it in a process of its own and puts the result into a later round's ``Snapshot.precomputed``.
+        Elsewhere ``precomputed`` is None, and ``decide`` computes the same result itself.
 
         Returns:
             JSON-compatible data; None where there is nothing to compute.

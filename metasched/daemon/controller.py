@@ -437,8 +437,9 @@ class Controller:
     def _decide(self, observed: Snapshot) -> None:
         """Decide one round and commit it; a policy that fails leaves the last round's targets in force."""
         number = self._round + 1
-        solved = self._background_solver.collect() if self.policy.solves_in_background else None
-        snapshot = replace(self._for_policies(observed), round=number, precomputed=solved)
+        snapshot = replace(self._for_policies(observed), round=number)
+        precomputes = self.policy.solves_in_background and self.policy.precomputes(snapshot)
+        snapshot = replace(snapshot, precomputed=self._background_solver.collect() if precomputes else None)
         self._round_at = snapshot.now  # also if the policy fails: it is asked again a round later, not at every poll
         self._round_wanted = False
         begun = time.perf_counter()
@@ -479,7 +480,7 @@ class Controller:
             )
             return
         self._round = number
-        self._unsolved = result.state if self.policy.solves_in_background else None
+        self._unsolved = result.state if precomputes else None
         if not self.policy.precompute_at:
             self._begin_solving(snapshot)
         self._targets = result.targets

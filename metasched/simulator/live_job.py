@@ -15,7 +15,7 @@ from metasched.core.apps import LossPoint
 from metasched.core.model import Job, Placement, Status
 from metasched.simulator.agent import Agent
 from metasched.simulator.records import JobOutcome, LocatedSpeed, RunInterval, Submission
-from metasched.throughput.training import Pace, ScriptedTraining
+from metasched.throughput.training import Pace, ScriptedTraining, is_scripted
 
 STOPPED = Pace(0.0, math.inf)
 MAX_JOBS_PER_GPU = 2
@@ -109,7 +109,7 @@ class LiveJob:
 
     def __post_init__(self) -> None:
         job, training = self.submission.job, self.submission.training
-        self.scripted = training if isinstance(training, ScriptedTraining) else None
+        self.scripted = training if is_scripted(training) else None
         self.total_steps = self.submission.training.total
         self.done_steps = self.saved_steps = job.progress_steps or 0.0
         self.earlier_attained = dict(job.attained)

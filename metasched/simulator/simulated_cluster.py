@@ -32,7 +32,7 @@ from metasched.simulator.agent import Agent
 from metasched.simulator.live_job import MAX_JOBS_PER_GPU, STOPPED, HeldGpus, LiveJob
 from metasched.simulator.records import JobOutcome, Settings, Submission
 from metasched.throughput.iteration_time import IterationParameters
-from metasched.throughput.training import AdaptiveTraining, Pace
+from metasched.throughput.training import Pace, is_adaptive
 from metasched.throughput.typed_fits import TypedFits
 
 NO_BATCHES: Mapping[str, BatchPlan] = MappingProxyType({})
@@ -148,7 +148,7 @@ class Cluster:
         job = submission.job
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
-        if isinstance(submission.training, AdaptiveTraining):
+        if is_adaptive(submission.training):
             known = {name: IterationParameters._make(found) for name, found in job.iteration_parameters.items()}
             fits = self._fits_iterations and not known
             live.agent = Agent(submission.training, fits=fits, parameters=known, typed_fits=self._typed_fits)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from functools import cache
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement, Speed
@@ -73,3 +74,22 @@ class ScriptedTraining(Training, Protocol):
     @property
     def batch_speeds(self) -> Mapping[int, Speed]:
         """By global batch, the speed in optimizer steps with it, of the batches that were measured of its model."""
+
+
+def is_adaptive(training: Training) -> TypeGuard[AdaptiveTraining]:
+    """Whether the batch size of a training may change while it runs.
+
+    By its class, once for each class: ``isinstance`` with a protocol reads all of an object's properties every time,
+    and a simulation asks for each job.
+    """
+    return _has_methods(type(training), ("noise", "own_plan", "iteration_seconds", "tuned_pace"))
+
+
+def is_scripted(training: Training) -> TypeGuard[ScriptedTraining]:
+    """Whether a training's script changes its batch size by itself; by its class, as in ``is_adaptive``."""
+    return _has_methods(type(training), ("reported_batching", "batch_speeds"))
+
+
+@cache
+def _has_methods(kind: type, names: tuple[str, ...]) -> bool:
+    return all(hasattr(kind, name) for name in names)

@@ -6,9 +6,10 @@ What ``TimeSharePolicy.decide`` does in a round:
 2. Inputs (``allocation_inputs``): the jobs that can have time shares, and the GPUs that retained jobs leave.
 3. Recomputation (``recomputation``): time shares are computed when jobs, GPUs, weights or speeds have changed since,
    at most every ``recompute_seconds``. Deficits are carried over (``deficits``).
-4. In force: at once with ``recompute_rounds = 0``. Otherwise that many rounds after the round in which they were
-   computed, by ``decide`` itself or by ``precompute`` in a background process; meanwhile they are *pending*, the
-   earlier time shares hold, and jobs without a time share have an equal one (``equal_shares``).
+4. In force: at once with ``recompute_rounds = 0`` (under the daemon, as with 1 for ``background_jobs`` or more jobs).
+   Otherwise that many rounds after the round in which they were computed, by ``decide`` itself or by ``precompute`` in
+   a background process; meanwhile they are *pending*, the earlier time shares hold, and jobs without a time share have
+   an equal one (``equal_shares``).
 5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round.
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
@@ -73,6 +74,8 @@ class TimeShareParameters(PolicyParameters):
         recompute_rounds: rounds between the round that found the change and the round in which new time shares come
             into force; 0: the same round. In the interim the earlier time shares hold, and new jobs have an equal time
             share of every GPU type. Under the daemon a background process then solves the program, and no round waits.
+        background_jobs: live jobs from which on the daemon computes time shares in the background, as with
+            ``recompute_rounds = 1``. A simulation computes them in the round.
         carry: whether deficits from earlier time shares decide the order of combinations. Without, as in the public
             code, they only order equal priorities, and small time shares starve where time shares are recomputed in
             every round.
@@ -88,6 +91,7 @@ class TimeShareParameters(PolicyParameters):
 
     recompute_seconds: float = Field(default=0.0, ge=0)
     recompute_rounds: int = Field(default=0, ge=0)
+    background_jobs: int = Field(default=500, ge=1)
     carry: bool = True
     heed_speeds: bool = True
     types_in_turn: tuple[str, ...] = Field(default=(), strict=False)
@@ -125,8 +129,12 @@ class TimeSharePolicy(Policy):
 
     @property
     def solves_in_background(self) -> bool:
-        """Whether time shares are computed by ``precompute`` in another process, and come into force rounds later."""
-        return self.parameters.recompute_rounds > 0
+        """Whether ``precompute`` may compute time shares in another process, which come into force rounds later."""
+        return True
+
+    def precomputes(self, snapshot: Snapshot) -> bool:
+        """Whether time shares are computed by ``precompute``: with ``recompute_rounds``, or for many live jobs."""
+        return self.parameters.recompute_rounds > 0 or len(snapshot.jobs) >= self.parameters.background_jobs
 
     @abstractmethod
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
@@ -151,6 +159,8 @@ class TimeSharePolicy(Policy):
         inputs = allocation_inputs(snapshot, placement=self.placement)
         memory, computed_for = data.get("memory", {}), data.get(COMPUTED_FOR)
         delay = self.parameters.recompute_rounds
+        if snapshot.precomputed is not None and self.precomputes(snapshot):
+            delay = max(delay, 1)
         pending = (snapshot.precomputed or data.get(PENDING)) if delay else None
         if pending and snapshot.round >= pending["round"] + delay:
             shares = of_present_jobs(from_rows(pending["shares"]), inputs.jobs)

@@ -56,6 +56,11 @@ IMPOSSIBLE = 1e12
 DEFAULT_RESTART_SECONDS = 60.0
 """Seconds that a restart is taken to cost where none was measured."""
 
+BACKFILL_MATCHED, BACKFILL_PER_GPU = 256, 4
+"""Most waiting jobs that are matched with free GPUs for backfilling, and the same for each free GPU; the larger counts.
+
+The others take longer, and few free GPUs have no place for them: the first job of a machine is among its shortest."""
+
 GROUP_RATIO = 4.0
 """Ratio of the longest to the shortest time until free of the busy machines in a group."""
 
@@ -288,7 +293,12 @@ def _backfilled(
     types = sorted(gpu_type for gpu_type, gpus in free.items() if gpus > 0)
     if not types or not others:
         return backfilled
-    seconds, width = _estimated(_known_seconds(inputs, others, types)), fmean(job.gpus for job in others)
+    seconds = _estimated(_known_seconds(inputs, others, types))
+    if len(others) > (most := max(BACKFILL_MATCHED, BACKFILL_PER_GPU * sum(free[gpu_type] for gpu_type in types))):
+        fits = np.array([[job.gpus <= free[gpu_type] for gpu_type in types] for job in others])
+        chosen = np.sort(np.argsort(np.where(fits, seconds, IMPOSSIBLE).min(axis=1), kind="stable")[:most])
+        others, seconds = [others[i] for i in chosen], seconds[chosen]
+    width = fmean(job.gpus for job in others)
     machines = _machines([free[gpu_type] for gpu_type in types], width)
     positions = match(seconds, np.array([job.gpus / width for job in others]), machines)
     for i in sorted(range(len(others)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i)):
@@ -422,13 +432,18 @@ class _Matching:
         self.slot[i] = slot
 
     def _open(self, j: int, k: int) -> None:
+        """Open a group's slot, and add the costs of moving a job from each slot to it."""
         self.groups.append(j)
         self.ks.append(k)
         self.members.append([])
-        self.move_costs = np.full((len(self.ks), len(self.ks)), np.inf)
-        self.cheapest = np.zeros(self.move_costs.shape, dtype=np.int64)
-        for slot in range(len(self.ks)):
-            self._update_costs(slot)
+        opened = len(self.ks) - 1
+        self.move_costs = np.pad(self.move_costs, (0, 1), constant_values=np.inf)
+        self.cheapest = np.pad(self.cheapest, (0, 1))
+        for slot, jobs in enumerate(self.members):
+            if jobs:
+                more = self._costs(jobs, [opened])[:, 0] - self._costs(jobs, [slot])[:, 0]
+                cheapest = int(more.argmin())
+                self.move_costs[slot, opened], self.cheapest[slot, opened] = more[cheapest], jobs[cheapest]
 
     def _update_costs(self, slot: int) -> None:
         """Recompute the least cost of moving a job from a slot to each other slot."""
@@ -440,11 +455,13 @@ class _Matching:
             self.move_costs[slot] = more[cheapest, np.arange(len(cheapest))]
             self.cheapest[slot] = np.array(jobs)[cheapest]
 
-    def _costs(self, jobs: Sequence[int]) -> Floats:
-        """Costs in seconds of jobs in all open slots, shape (jobs, slots)."""
+    def _costs(self, jobs: Sequence[int], slots: Sequence[int] | None = None) -> Floats:
+        """Costs in seconds of jobs in slots, all open ones by default, shape (jobs, slots)."""
         rows = np.asarray(jobs)
-        later = (np.array(self.ks) - 1) * self.widths[rows, None]
-        costs: Floats = self.seconds[rows][:, self.groups] * (1.0 + later) + self.waits[self.groups]
+        groups = self.groups if slots is None else [self.groups[slot] for slot in slots]
+        ks = self.ks if slots is None else [self.ks[slot] for slot in slots]
+        later = (np.array(ks) - 1) * self.widths[rows, None]
+        costs: Floats = self.seconds[rows][:, groups] * (1.0 + later) + self.waits[groups]
         return costs
 
 

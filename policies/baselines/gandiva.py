@@ -68,10 +68,11 @@ class Gandiva(TimeSharePolicy):
         for _ in range(len(single)):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
-            one, other = rng.sample(single, 2)
+            drawn = rng.sample(range(len(single)), 2)
+            one, other = single[drawn[0]], single[drawn[1]]
             if one.gpus == other.gpus and types(one, other):
-                single.remove(one)
-                single.remove(other)
+                for position in sorted(drawn, reverse=True):
+                    del single[position]
                 pairs.append(pair_of(one, other))
         paired = {uid for pair in pairs for uid in pair}
         alone = [(job.uid,) for job in inputs.jobs if job.uid not in paired]

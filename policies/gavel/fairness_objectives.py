@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Bools, Floats, Problem
-from policies.gavel.solve import SLACK, Solution, UnsolvedError, column_units, inverse, max_min, maximise, second_stage
+from policies.gavel.solve import (
+    SLACK,
+    Solution,
+    UnsolvedError,
+    column_units,
+    first_gains,
+    inverse,
+    max_min,
+    maximise,
+    reach,
+    second_stage,
+)
 
 Weights = Callable[[Floats], Floats]
 
@@ -170,8 +182,52 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
     return floors
 
 
+@dataclass(frozen=True)
+class Filling:
+    """An instant of water filling.
+
+    Attributes:
+        problem: the jobs and GPUs.
+        weights: from which classes still grow (shape (M,), 1.0 or 0.0), the weight of one job of each class.
+        growing: which classes still grow, shape (M,), 1.0 or 0.0.
+        reached: throughput of one job of each class, steps/s, shape (M,).
+    """
+
+    problem: Problem
+    weights: Weights
+    growing: Floats
+    reached: Floats
+
+    def rising(self) -> tuple[Floats, Bools]:
+        """The weight of one job of each class, shape (M,), and which classes rise now."""
+        weight = with_least_weights(self.weights(self.growing))
+        return weight, (self.growing > 0) & (weight > 0)
+
+    def stopped(self, reached: Floats, stuck: Bools) -> Filling:
+        """The instant at which these throughputs are reached, and these classes grow no more."""
+        return replace(self, growing=np.where(stuck, 0.0, self.growing), reached=reached)
+
+    def after(self, ends: int) -> Filling | None:
+        """The instant at which so many more times a class has its highest throughput, if GPUs suffice; None for now."""
+        found = self
+        for _ in range(ends):
+            weight, now = found.rising()
+            if not now.any():
+                break
+            speed = np.where(now, inverse(equal_share_factor(self.problem, weight)), 0.0)
+            left = np.maximum(self.problem.peak - found.reached, 0.0)
+            level = float(np.min(left[now] / speed[now]))
+            reached = np.minimum(found.reached + speed * level, np.maximum(self.problem.peak, found.reached))
+            found = found.stopped(reached, now & (reached >= self.problem.peak * (1.0 - SLACK)))
+        return None if found is self else found
+
+
 def water_filling(problem: Problem, weights: Weights, *, may_stop: bool = False) -> Floats:
     """Max-min fairness repeated among the classes that can still grow, until none can (section 4.3).
+
+    As long as classes only reach their highest possible throughput, one after the other, the levels follow without a
+    program; one tells whether many such steps together are possible. Where some classes cannot grow at all, a program
+    finds all classes of which that is true.
 
     A class whose price is above 0 in a max-min program has the same throughput in all of its optima, so it is a
     bottleneck: it cannot grow without another's loss. Every iteration finds one, without the paper's integer program.
@@ -189,31 +245,59 @@ def water_filling(problem: Problem, weights: Weights, *, may_stop: bool = False)
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    growing = (problem.equal > 0).astype(float)
-    reached = np.zeros(len(growing))  # throughput of one job, steps/s
+    filling = Filling(problem, weights, (problem.equal > 0).astype(float), np.zeros(len(problem.rates)))
     x = np.zeros(len(problem.columns[0]))
-    while growing.any():
-        weight = with_least_weights(weights(growing))
-        now = (growing > 0) & (weight > 0)
+    ends = 1  # classes that the next step may bring to their highest possible throughput
+    while filling.growing.any():
+        if ends > 1 and (further := filling.after(ends)) is not None:
+            if (found_x := reach(problem, further.reached)) is not None:
+                filling, x, ends = further, found_x, 2 * ends
+            else:
+                ends //= 2
+            continue
+        weight, now = filling.rising()
         if not now.any():
             break
         try:
-            found = _raise(problem, reached, weight, now)
+            found = _raise(problem, filling.reached, weight, now)
         except UnsolvedError:
             if may_stop and x.any():
                 return x
             raise
         x = found.x
         gained = found.value * inverse(equal_share_factor(problem, weight))
-        raised = np.minimum(reached + np.maximum(gained, 0.0), problem.throughput @ x)
-        reached = np.where(now, raised, reached)
-        stuck = now & ((found.prices > SLACK) | (reached >= problem.peak * (1.0 - SLACK)))
+        raised = np.minimum(filling.reached + np.maximum(gained, 0.0), problem.throughput @ x)
+        reached = np.where(now, raised, filling.reached)
+        full = now & (reached >= problem.peak * (1.0 - SLACK))
+        stuck = full | (now & (found.prices > SLACK))
         if not stuck.any():
             stuck = now
-        growing = np.where(stuck, 0.0, growing)
+        nothing_gained = bool((reached <= filling.reached + CLOSE * problem.peak)[now].all())
+        filling = filling.stopped(reached, stuck)
+        ends = 2 if (stuck == full).all() else 1
+        if nothing_gained and filling.growing.any():
+            filling = filling.stopped(reached, ~_growable(problem, reached, filling.growing > 0))
     return x
 
 
 def _raise(problem: Problem, reached: Floats, weight: Floats, now: Bools) -> Solution:
     factor = equal_share_factor(problem, np.where(now, weight, 1.0))
     return max_min(problem, factor, base=reached * factor, among=now)
+
+
+def _growable(problem: Problem, reached: Floats, growing: Bools) -> Bools:
+    """Whether each growing class may grow, with no other class below what it has reached; shape (M,).
+
+    Classes that can each grow can all grow at once. Every program finds some of them, as long as there are any.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    found, left = np.zeros(len(growing), dtype=bool), growing
+    while left.any():
+        gains = first_gains(problem, reached, left)
+        grows = left & (gains > CLOSE)
+        if not grows.any():
+            break
+        found, left = found | grows, left & ~grows
+    return found

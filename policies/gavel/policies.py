@@ -27,7 +27,7 @@ from policies.gavel.fairness_objectives import (
     with_least_weights,
 )
 from policies.gavel.job_classes import ClassKey, JobClasses
-from policies.gavel.problem import Floats
+from policies.gavel.problem import Floats, Ints
 from policies.gavel.solve import UnsolvedError, inverse
 from policies.gavel.sum_objectives import in_order, least_cost, total_throughput
 
@@ -434,18 +434,23 @@ class GavelHierarchical(GavelPolicy):
             accounts.setdefault(job.account or "", []).append(number)
         weight = self.weights(classes.inputs.jobs)
         own, counts = classes.each(lambda job: job.weight), classes.problem.counts
+        fifo, fair = list[tuple[float, Ints]](), list[tuple[float, Ints]]()
+        for account, numbers in accounts.items():
+            jobs = [classes.members[number][0] for number in numbers]
+            if self.entity(jobs[0]).inside == "fifo":
+                order = sorted(range(len(jobs)), key=lambda at: (jobs[at].submitted, jobs[at].uid))
+                fifo.append((weight[account], np.array(numbers)[order]))
+            else:
+                fair.append((weight[account], np.array(numbers)))
 
         def weights(growing: Floats) -> Floats:
             found = np.zeros(len(growing))
-            for account, numbers in accounts.items():
-                left = [number for number in numbers if growing[number] > 0]
-                entity = self.entity(classes.members[numbers[0]][0])
-                if left and entity.inside == "fifo":
-                    first = min(left, key=lambda n: (classes.members[n][0].submitted, classes.members[n][0].uid))
-                    found[first] = weight[account]
-                elif left:
-                    total = float((own[left] * counts[left]).sum())
-                    found[left] = weight[account] * own[left] / total
+            for of_account, numbers in fifo:
+                if growing[first := numbers[np.argmax(growing[numbers] > 0)]] > 0:
+                    found[first] = of_account
+            for of_account, numbers in fair:
+                if len(left := numbers[growing[numbers] > 0]):
+                    found[left] = of_account * own[left] / float((own[left] * counts[left]).sum())
             return found
 
         return weights

@@ -21,6 +21,7 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 
 from metasched.core.errors import MetaschedError
+from policies.gavel.merged_classes import MergedClasses
 from policies.gavel.problem import Bools, Floats, Problem
 
 INFEASIBLE = 2
@@ -39,6 +40,9 @@ WIDE = 1e6
 
 SMALLEST_UNIT = 1e-6
 """Smallest unit of a variable, a fraction of the time: HiGHS takes coefficients up to 1e-9 for 0."""
+
+GAIN = 1e-3
+"""Fraction of its highest throughput that a class gains at most where it only matters whether it gains anything."""
 
 LARGE = 500
 """Number of variables above which HiGHS's interior point method is faster than its simplex method (measured)."""
@@ -208,7 +212,12 @@ def max_min(problem: Problem, factor: Floats, base: Floats | None = None, among:
     base = np.zeros(size) if base is None else base
     counted = np.ones(size) if among is None else among.astype(float)
     if not counted.any():
-        return Solution(np.zeros(problem.throughput.shape[1]), 0.0, np.zeros(size))
+        return Solution(np.zeros(len(problem.columns[0])), 0.0, np.zeros(size))
+    merged = MergedClasses.merge(problem, (factor, base, counted))
+    if merged is not None:
+        first = merged.first
+        found = max_min(merged.problem, factor[first], merged.least(base), counted[first] > 0)
+        return Solution(merged.spread(found.x), found.value, found.prices[merged.of])
     whole = factor * problem.fastest  # value of a job that has all of its time
     longest = float(np.max(inverse(whole), where=counted > 0, initial=0.0))
     unit = longest if 0 < longest < np.inf else 1.0
@@ -226,6 +235,60 @@ def max_min(problem: Problem, factor: Floats, base: Floats | None = None, among:
         gain, (wider, bounds), (lower, base * rows), units=np.append(units, 1.0 / unit), robust=problem.robust
     )
     return Solution(found.x[:-1], found.value, found.prices * rows)
+
+
+def reach(problem: Problem, floors: Floats) -> Floats | None:
+    """An allocation in which every class has at least its floor.
+
+    Args:
+        problem: the jobs and GPUs.
+        floors: throughput of one job of each class, steps/s, shape (M,).
+
+    Returns:
+        The variables; None where there is no such allocation, or HiGHS finds none.
+    """
+    merged = MergedClasses.merge(problem, (floors,))
+    if merged is not None:
+        x = reach(merged.problem, merged.least(floors))
+        return None if x is None else merged.spread(x)
+    wanted = np.nonzero(floors > 0)[0]
+    lower = sp.csr_array(problem.throughput[wanted].multiply(1.0 / floors[wanted, None]))
+    units = column_units(problem, floors * inverse(problem.fastest))
+    met = (lower, np.full(len(wanted), 1.0 - SLACK))
+    try:
+        found = maximise(np.zeros(len(units)), problem.limits, met, units=units, robust=problem.robust)
+    except UnsolvedError:
+        return None
+    return None if found is None else found.x
+
+
+def first_gains(problem: Problem, floors: Floats, growing: Bools) -> Floats:
+    """Maximise the sum of gains, each up to ``GAIN``, with every class at its floor at least.
+
+    Args:
+        problem: the jobs and GPUs.
+        floors: throughput of one job of each class, steps/s, shape (M,).
+        growing: which classes may gain, shape (M,).
+
+    Returns:
+        What one job of each class gains, as a fraction of its highest throughput, shape (M,).
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    merged = MergedClasses.merge(problem, (floors, growing.astype(float)))
+    if merged is not None:
+        return first_gains(merged.problem, merged.least(floors), growing[merged.first])[merged.of]
+    peak, size = inverse(problem.peak), len(floors)
+    matrix, bounds = problem.limits
+    gainers = np.nonzero(growing)[0]
+    columns = sp.csr_array((np.ones(len(gainers)), (gainers, np.arange(len(gainers)))), shape=(size, len(gainers)))
+    wider = sp.csr_array(sp.block_diag([matrix, sp.eye_array(len(gainers))]))
+    lower = sp.csr_array(sp.hstack([problem.throughput.multiply(peak[:, None]), -columns]))
+    gain = np.concatenate([np.zeros(matrix.shape[1]), np.ones(len(gainers))])
+    limits = wider, np.concatenate([bounds, np.full(len(gainers), GAIN)])
+    found = maximise_above(gain, limits, (lower, floors * peak), robust=problem.robust)
+    return np.asarray(columns @ found.x[matrix.shape[1] :])
 
 
 def second_stage(problem: Problem, floors: Floats, weights: Floats | None = None) -> Floats:

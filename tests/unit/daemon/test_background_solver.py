@@ -127,6 +127,19 @@ def test_rounds_compute_no_time_shares_where_the_background_solver_does(monkeypa
     assert precompute(shot(2), policy, arrived.state) is None
 
 
+def test_with_many_jobs_the_daemon_computes_time_shares_in_the_background():
+    """Rounds with fewer jobs compute them; so do simulations, in which nothing is precomputed."""
+    many, few = las(recompute_rounds=0, background_jobs=2), las(recompute_rounds=0, background_jobs=3)
+    assert many.precomputes(shot(0))
+    assert not few.precomputes(shot(0))
+    first = run_round(shot(0, precomputed={}), many, None)
+    assert shares(first.state) == {uid: {"v100": 0.5, "k80": 0.5} for uid in "ab"}
+    found = json.loads(json.dumps(precompute(shot(0), many, first.state)))
+    assert shares(run_round(shot(1, precomputed=found), many, first.state).state)["a"]["v100"] > 0.7
+    assert shares(run_round(shot(0), many, None).state)["a"]["v100"] > 0.7
+    assert shares(run_round(shot(0, precomputed={}), few, None).state)["a"]["v100"] > 0.7
+
+
 def test_a_result_that_arrives_early_waits_for_its_round():
     """The policy's state holds it, and nothing else is computed meanwhile."""
     policy = las(recompute_rounds=3)
@@ -227,7 +240,7 @@ def test_the_daemon_stores_background_results_with_their_rounds_for_replay(tmp_p
     monkeypatch.setitem(sites.POLICIES, "gavel_las", GavelLas)
     site = sites.FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="gavel_las")
     try:
-        site.parameters = {"recompute_rounds": 1}
+        site.parameters = {"background_jobs": 1}
         site.start()
         monkeypatch.setattr(GavelLas, "time_shares", None)  # in this process; the other has its own
         for _ in range(3):

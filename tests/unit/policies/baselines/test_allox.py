@@ -11,6 +11,8 @@ from metasched.core.model import Snapshot
 from metasched.scheduling.engine import run_round
 from metasched.simulator.records import Settings
 from metasched.simulator.simulation import simulate
+from metasched.time_shares.allocation_inputs import allocation_inputs
+from policies.baselines import allox
 from policies.baselines.allox import IMPOSSIBLE, AlloX, AlloXParameters, match
 from tests.unit.gavel_tables import cluster, known_job, small_table, workload
 from tests.unit.rounds import ROUND, Rounds
@@ -121,6 +123,19 @@ def test_the_wait_factor_makes_jobs_prefer_free_gpus(factor, starts):
     jobs = {0: [known("a", 4000)], 1: [known("b", 1000)]}
     rounds = Rounds(AlloX(AlloXParameters(wait_factor=factor)), cluster(v100=1, k80=1), jobs).run(2)
     assert memory(rounds, "started").keys() == {"a"} | starts
+
+
+def test_of_many_waiting_jobs_the_shortest_that_fit_are_backfilled(monkeypatch):
+    """A matching of the shortest jobs alone chooses the same jobs; jobs that fit nowhere are not among them."""
+    jobs = [known("long", 10**6), *(known(f"j{i:02}", 1000 + i, "steady") for i in range(40))]
+    inputs = allocation_inputs(Snapshot(0.0, 1, ROUND, cluster(v100=1, k80=1), tuple(jobs)))
+    assert allox._backfilled(inputs, jobs, {"long": "v100"}, {}) == {"j00": "k80"}
+    monkeypatch.setattr(allox, "BACKFILL_MATCHED", 2)
+    monkeypatch.setattr(allox, "BACKFILL_PER_GPU", 1)
+    matched = []
+    monkeypatch.setattr(allox, "match", lambda seconds, *more: matched.append(len(seconds)) or match(seconds, *more))
+    assert allox._backfilled(inputs, jobs, {"long": "v100"}, {}) == {"j00": "k80"}
+    assert matched == [2]
 
 
 def test_of_jobs_that_cost_the_same_in_either_order_the_first_submitted_starts():
