@@ -8,6 +8,7 @@ good is finished in the store once its last reports are read.
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ FIRST_OF_SIGNALS = 128
 """Exit codes from here on tell that a signal ended the job's script."""
 YOUNG_SECONDS = 30.0
 """Age up to which Slurm's late SIGTERM for an old run meets the present one."""
+STOP_UNANSWERED = "deaf"
+"""Kind of the event of a run that the daemon has requeued because it did not answer a stop in time."""
 KILLED_BY_OLD_RUN = "killed_by_old_run"
 """Kind of the event of a run that the srun of an earlier run has killed."""
 
@@ -239,7 +242,7 @@ class RunTracking:
         if record.current is not None and record.current.stop_requested is not None:
             kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
         elif self._may_be_killed_by_old_run(record, slurm):
-            kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+            kind, cause = KILLED_BY_OLD_RUN, "at the end of an earlier run that was lost or did not stop"
         elif self._may_launch_again(record, slurm, retries):
             kind, cause = LAUNCH_FAILED, "before its batch script had started"
         else:
@@ -377,11 +380,12 @@ class RunTracking:
         self._store.event(NOT_STARTED, to_text(Reason.of(Code.NOT_LAUNCHED, runs=failures)), uid=uid, at=now)
 
     def _may_be_killed_by_old_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
-        """Whether the srun of an earlier run, lost with its host, may have killed the present run.
+        """Whether the srun of an earlier run, lost or requeued without an answer, may have killed the present run.
 
-        When such a host comes back, its srun ends its step by a number that the present run's step has as well, and
-        Slurm ends what it takes for the old run by the job's id (SIGTERM) when a run is seconds old. Each lost run
-        explains one kill; a run that was lost to such a kill explains none.
+        That srun ends its step by a number that the present run's step has as well: when its host comes back, or when
+        the step's slurmstepd does not end the step in time. Slurm ends what it takes for the old run by the job's id
+        (SIGTERM) when a run is seconds old. Each lost or unanswering run explains one kill; a run that was lost to such
+        a kill explains none.
         """
         began, ended = slurm.started, slurm.ended
         is_young = began is not None and ended is not None and ended - began < YOUNG_SECONDS
@@ -389,8 +393,8 @@ class RunTracking:
         if not by_old_run:
             return False
         lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
-        rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
-        return 2 * rescues < lost
+        events = Counter(event.kind for event in self._store.recent_events(10_000, record.uid))
+        return 2 * events[KILLED_BY_OLD_RUN] < lost + events[STOP_UNANSWERED]
 
     def _clear_mailbox(self, record: JobRecord) -> None:
         """Remove the mailbox files of a job that has ended."""
