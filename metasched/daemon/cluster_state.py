@@ -44,6 +44,7 @@ class ClusterState:
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
         node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
+        leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
     snapshot: Snapshot
@@ -52,6 +53,7 @@ class ClusterState:
     arrived: int = 0
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
+    leaked: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def _jobs_of_record(self) -> Mapping[int, int]:
@@ -120,7 +122,11 @@ class ClusterStateBuilder:
         inventory = observation.inventory
         nodes = (
             inventory.reservations.on(
-                usable_node(node, others, our_gpus, observation.racks.get(node.name)), asked, reserved=node.reserved
+                usable_node(
+                    node, others, our_gpus, observation.racks.get(node.name), observation.leaked.get(node.name, 0)
+                ),
+                asked,
+                reserved=node.reserved,
             )
             for node in observation.nodes
             if len(node.gpus) <= 1
@@ -142,6 +148,7 @@ class ClusterStateBuilder:
             arrived=self._intake.arrived,
             completed=tracked.ended,
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
+            leaked=observation.leaked,
         )
 
     def _describe(self, tracked: TrackedJob, observation: Observation, limits: Intake) -> ObservedJob:

@@ -54,6 +54,7 @@ from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import AppStatus
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError
+from metasched.slurm.leaked_gpus import CURE
 from metasched.store import Store, StoreError
 
 DAY = 86400.0
@@ -136,6 +137,7 @@ class Controller:
         self._blocked: frozenset[str] = frozenset()
         self._script_batches: Mapping[str, BatchRegime] = {}  # by uid, as of the last poll
         self._sharing_possible: bool | None = None
+        self._leaked: Mapping[str, int] = {}  # GPUs that Slurm counts without a job, by node, in the last poll
         self._settles_since: float | None = None  # when slurmctld answered again, or had restarted
         self._last_poll_at = 0.0 if last is None else last.at
         self._slurm_error: str | None = None
@@ -219,11 +221,21 @@ class Controller:
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = (job for job in state.snapshot.jobs if job.uid in self._reports.reported)
+        self._note_leaked_gpus(observation.leaked, now)
         note_contradictions(self._store, reported, now)
         note_work_contradictions(self._store, self._state_builder.contradicted, now)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
+
+    def _note_leaked_gpus(self, leaked: Mapping[str, int], now: float) -> None:
+        """Log and record nodes of which Slurm counts more GPUs as allocated than before, without a job."""
+        earlier, self._leaked = self._leaked, leaked
+        for node, gpus in leaked.items():
+            if gpus > earlier.get(node, 0):
+                log.warning("gpus_leaked", node=node, gpus=gpus, cure=CURE)
+                text = f"Slurm counts {gpus} GPUs of {node} as allocated that no job holds; {CURE} makes it count again"
+                self._store.event("gpus_leaked", text, at=now)
 
     def _drop_cached(self, uid: str) -> None:
         """Drop what is cached of a job that has ended."""

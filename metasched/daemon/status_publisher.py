@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ class StatusPublisher:
             round_at=controller.round_at,
             next_round=controller.next_round,
             slurm=controller.slurm_error or "ok",
-            nodes=_nodes(snapshot, state.node_reasons),
+            nodes=_nodes(snapshot, state),
             jobs=tuple(self._job(job, snapshot, state.jobs[job.uid].record, controller) for job in snapshot.jobs),
             sharing=snapshot.sharing,
             sharing_note=why_no_sharing(controller.config, state),
@@ -223,7 +222,7 @@ def why_no_sharing(config: Config, state: ClusterState) -> str:
     return "Slurm gives GPUs away whole: gres.conf names no shards (an even number of them for each GPU)"
 
 
-def _nodes(snapshot: Snapshot, reasons: Mapping[str, str]) -> tuple[NodeStatus, ...]:
+def _nodes(snapshot: Snapshot, state: ClusterState) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
         # GPUs that two jobs share count once.
@@ -231,6 +230,14 @@ def _nodes(snapshot: Snapshot, reasons: Mapping[str, str]) -> tuple[NodeStatus, 
         if job.placement is not None and not second:
             used.update(dict(job.placement.node_gpus))
     return tuple(
-        NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts, reasons.get(node.name, ""))
+        NodeStatus(
+            node.name,
+            node.gpu_type,
+            node.gpus,
+            used[node.name],
+            node.accepts,
+            state.node_reasons.get(node.name, ""),
+            state.leaked.get(node.name, 0),
+        )
         for node in snapshot.nodes
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import structlog
@@ -17,6 +17,7 @@ from metasched.observe.slurm_quotas import Owner, SlurmQuotas, owner_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
+from metasched.slurm.leaked_gpus import LeakedGpus
 from metasched.store import JobRecord, Store
 
 # From this release on Slurm remembers, when one of two jobs on a GPU has ended, that the other still holds its shards.
@@ -39,6 +40,7 @@ class Observation:
         ours: metasched's jobs among ``listed``, by uid; the uid of a new job is recorded nowhere yet.
         others: the other jobs among ``listed``.
         records: the store's live jobs before intake, by uid.
+        leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
     now: float
@@ -50,6 +52,7 @@ class Observation:
     ours: Mapping[str, SlurmJob]
     others: Sequence[SlurmJob]
     records: Mapping[str, JobRecord]
+    leaked: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
@@ -75,6 +78,7 @@ class Observer:
         self._store = store
         self._forgets_shards = settings.version < SHARDS_REMEMBERED
         self._enforces_limits = enforces_limits(settings.values)
+        self._leaked_gpus = LeakedGpus()
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
 
@@ -102,6 +106,7 @@ class Observer:
             ours=ours,
             others=others,
             records=records,
+            leaked=self._leaked_gpus.update(nodes, listed, now),
         )
 
     def _read_quotas(self, owners: frozenset[Owner], now: float) -> None:
