@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from metasched.configuration.config import Config, Intake
 from metasched.core.apps import LossPoint
@@ -44,6 +42,7 @@ class ClusterState:
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
         node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
+        shared_records: see ``Observation``.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
@@ -54,19 +53,12 @@ class ClusterState:
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
     leaked: Mapping[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def _jobs_of_record(self) -> Mapping[int, int]:
-        """The number of live jobs by Slurm's id of their record."""
-        return Counter(observed.slurm.job_id for observed in self.jobs.values())
+    shared_records: frozenset[int] = frozenset()
 
     def shared_record(self, uid: str) -> str | None:
-        """Slurm's id of the record that a job shares with other array tasks; None for a job with its own record.
-
-        A write by the task's own id would split the task off: Slurm would list it as a record of its own from then on.
-        """
+        """Slurm's id of the record that a job shares with other array tasks; None for a job with its own record."""
         job_id = self.jobs[uid].slurm.job_id
-        return str(job_id) if self._jobs_of_record[job_id] > 1 else None
+        return str(job_id) if job_id in self.shared_records else None
 
     @property
     def changes_soon(self) -> bool:
@@ -149,6 +141,7 @@ class ClusterStateBuilder:
             completed=tracked.ended,
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
             leaked=observation.leaked,
+            shared_records=observation.shared_records,
         )
 
     def _describe(self, tracked: TrackedJob, observation: Observation, limits: Intake) -> ObservedJob:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -61,7 +60,7 @@ class JobIntake:
         self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
-        self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
+        self._shared_records: frozenset[int] = frozenset()
 
     def take_in(self, observation: Observation, limits: Intake) -> dict[str, RecordedJob]:
         """Record the new jobs within the limits, then stamp and hold the jobs that Slurm does not show so yet.
@@ -79,8 +78,7 @@ class JobIntake:
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        tasks = Counter(job.job_id for job in observation.listed)
-        self._shared_records = frozenset(job_id for job_id, count in tasks.items() if count > 1)
+        self._shared_records = observation.shared_records
         inventory = observation.inventory
         deferred = deferrals(observation, limits)
         self.deferred = {uid: (observation.new[uid], reason) for uid, reason in deferred.items()}

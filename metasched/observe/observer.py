@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,6 +59,15 @@ class Observation:
     def new(self) -> Mapping[str, SlurmJob]:
         """Jobs of metasched that the store does not know as live, and that have not ended, by uid."""
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
+
+    @cached_property
+    def shared_records(self) -> frozenset[int]:
+        """Slurm's ids of records that several array tasks share: tasks that are not split off yet.
+
+        A write by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
+        """
+        tasks = Counter(job.job_id for job in self.listed)
+        return frozenset(job_id for job_id, count in tasks.items() if count > 1)
 
     @property
     def missing(self) -> Sequence[JobRecord]:
