@@ -36,7 +36,6 @@ from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
 from metasched.daemon.restart_watch import RestartWatch
 from metasched.intake.launch_failures import failed_launches
-from metasched.intake.run_tracking import STOP_UNANSWERED
 from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.shared_dir.mailbox import Lease, LeasedBatch, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
@@ -294,7 +293,7 @@ class Actuator:
                 self._stop(job, action, state)
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
-                self._store.event(STOP_UNANSWERED, to_text(action.reason), uid=job.uid, at=state.snapshot.now)
+                self._store.event("deaf", to_text(action.reason), uid=job.uid, at=state.snapshot.now)
             case End():
                 self._end(job, action, state.snapshot.now)
             case Suspend():
