@@ -91,8 +91,11 @@ class JobIntake:
                 continue  # it is deferred, or ended before the daemon saw it
             job = RecordedJob(records[uid], slurm_job)
             jobs[uid] = job if slurm_job.state in ENDED else self._mark(job, inventory)
+        held = set()  # records, each with a reason: tasks that share a record are held by one write
         for uid, (slurm_job, reason) in self.deferred.items():
-            self._hold_deferred(uid, slurm_job, reason)
+            if (key := (self._record_id(slurm_job), reason.code)) not in held:
+                held.add(key)
+                self._hold_deferred(uid, slurm_job, reason)
         return jobs
 
     def forget(self, uid: str) -> None:
