@@ -5,7 +5,7 @@ The values of a new column come from `shared_dir/published_status.py`, which `da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -29,6 +29,7 @@ from metasched.cli.job_explanation import is_stale
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status
+from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 _NAME_WIDTH = 32
@@ -71,13 +72,8 @@ def headline(status: Status, now: float) -> Text:
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
     if status.store != "ok":
         line.append(f"\nDatabase: {clean(status.store)}", style="bold red")
-    drained = [clean(node.name) for node in status.nodes if not node.accepts and drained_by_reused_id(node.reason)]
-    if drained:
-        line.append(
-            f"\nSlurm drained {', '.join(drained)} (Duplicate jobid), because slurmctld crashed and gave a job id away "
-            f"again; an admin returns them to service: {resume_command(drained)}",
-            style="bold yellow",
-        )
+    for text in _what_an_admin_must_do(status.nodes):
+        line.append(f"\n{text}", style="bold yellow")
     if status.degraded:
         count = counted(status.degraded_rounds, "such round")
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
@@ -89,6 +85,22 @@ def headline(status: Status, now: float) -> Text:
     elif status.sharing_note:
         line.append(f"\nNo two jobs share a GPU: {clean(status.sharing_note)}", style="dim")
     return line
+
+
+def _what_an_admin_must_do(nodes: Sequence[NodeStatus]) -> Iterator[str]:
+    """Yield what Slurm did to nodes that only an administrator undoes, each with the command."""
+    drained = [clean(node.name) for node in nodes if not node.accepts and drained_by_reused_id(node.reason)]
+    if drained:
+        yield (
+            f"Slurm drained {', '.join(drained)} (Duplicate jobid), because slurmctld crashed and gave a job id away "
+            f"again; an admin returns them to service: {resume_command(drained)}"
+        )
+    leaked = ", ".join(f"{node.gpus_leaked} of {clean(node.name)}" for node in nodes if node.gpus_leaked)
+    if leaked:
+        yield (
+            f"Slurm counts GPUs as allocated that no job holds: {leaked}; metasched places nothing there; an admin "
+            f"makes Slurm count again: {CURE}"
+        )
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from metasched.configuration.config import Config, Intake
 from metasched.core.declared_work import WorkContradiction
@@ -39,6 +37,8 @@ class ClusterState:
         node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
         version: the same object while no job changes by more than the time, comes or goes.
         holding: the jobs of the snapshot that hold an allocation.
+        shared_records: see ``Observation``.
+        leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
     snapshot: Snapshot
@@ -47,21 +47,15 @@ class ClusterState:
     arrived: int = 0
     completed: int = 0
     node_reasons: Mapping[str, str] = field(default_factory=dict)
+    leaked: Mapping[str, int] = field(default_factory=dict)
+    shared_records: frozenset[int] = frozenset()
     version: object = field(default_factory=object, compare=False)
     holding: tuple[Job, ...] = field(default=(), compare=False)
 
-    @cached_property
-    def _jobs_of_record(self) -> Mapping[int, int]:
-        """The number of live jobs by Slurm's id of their record."""
-        return Counter(observed.slurm.job_id for observed in self.jobs.values())
-
     def shared_record(self, uid: str) -> str | None:
-        """Slurm's id of the record that a job shares with other array tasks; None for a job with its own record.
-
-        A write by the task's own id would split the task off: Slurm would list it as a record of its own from then on.
-        """
+        """Slurm's id of the record that a job shares with other array tasks; None for a job with its own record."""
         job_id = self.jobs[uid].slurm.job_id
-        return str(job_id) if self._jobs_of_record[job_id] > 1 else None
+        return str(job_id) if job_id in self.shared_records else None
 
     @property
     def changes_soon(self) -> bool:
@@ -102,6 +96,7 @@ class ClusterStateBuilder:
         self._arranged = Latest[_Arrangement](reuses=reuses)
         self._nodes = Latest[tuple[Node, ...]](reuses=reuses)
         self._racks: Mapping[str, str] = {}
+        self._leaked: Mapping[str, int] = {}
 
     @property
     def all_losses(self) -> bool:
@@ -153,9 +148,11 @@ class ClusterStateBuilder:
         live = {uid: one for uid, one in described.items() if uid not in unplannable} if unplannable else described
         if observation.racks != self._racks:
             self._racks = observation.racks
+        if observation.leaked != self._leaked:
+            self._leaked = observation.leaked
         nodes = self._nodes.of(
             lambda: _nodes(live, observation, arranged.others),
-            *(arranged, observation.nodes, observation.inventory, self._racks),
+            *(arranged, observation.nodes, observation.inventory, self._racks, self._leaked),
         )
         inventory = observation.inventory
         snapshot = Snapshot(
@@ -176,6 +173,8 @@ class ClusterStateBuilder:
             node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
             version=arranged,
             holding=tuple([live[uid].job for uid in arranged.holding]),
+            leaked=observation.leaked,
+            shared_records=observation.shared_records,
         )
 
 
@@ -208,7 +207,13 @@ def _nodes(live: Mapping[str, ObservedJob], observation: Observation, others: Se
     reservations = observation.inventory.reservations
     return tuple(
         reservations.on(
-            usable_node(node, holders.get(node.name, ()), our_gpus, observation.racks.get(node.name)),
+            usable_node(
+                node,
+                holders.get(node.name, ()),
+                our_gpus,
+                observation.racks.get(node.name),
+                observation.leaked.get(node.name, 0),
+            ),
             asked,
             reserved=node.reserved,
         )

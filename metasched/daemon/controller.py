@@ -55,6 +55,7 @@ from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import AppStatus
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError
+from metasched.slurm.leaked_gpus import CURE
 from metasched.store import Store, StoreError
 
 DAY = 86400.0
@@ -117,8 +118,7 @@ class Controller:
         self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
-        self._round = last.round if last is not None else 0
-        self._round_at = last.at if last is not None else None
+        self._round, self._round_at = (0, None) if last is None else (last.round, last.at)
         self._targets: Mapping[str, Placement] = store.targets()
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._apps = store.apps_state()
@@ -142,6 +142,7 @@ class Controller:
         self._blocked_now = Latest[frozenset[str]](reuses=reuses)
         self._batches_now = Latest[Mapping[str, BatchRegime]](reuses=reuses)
         self._changing = Latest[bool](reuses=reuses)
+        self._leaked: Mapping[str, int] = {}  # GPUs that Slurm counts without a job, by node, in the last poll
         self._settles_since: float | None = None  # when slurmctld answered again, or had restarted
         self._last_poll_at = 0.0 if last is None else last.at
         self._slurm_error: str | None = None
@@ -226,12 +227,22 @@ class Controller:
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         reported = [state.snapshot.job[uid] for uid in sorted(self._reports.reported) if uid in state.jobs]
+        self._note_leaked_gpus(observation.leaked, now)
         note_contradictions(self._store, reported, now)
         note_work_contradictions(self._store, self._state_builder.contradicted, now)
         self._estimates.learn(
             state.holding, self._state_builder.subjects, self._reports.reported, self._reports.profiling_reports, now
         )
         return state
+
+    def _note_leaked_gpus(self, leaked: Mapping[str, int], now: float) -> None:
+        """Log and record nodes of which Slurm counts more GPUs as allocated than before, without a job."""
+        earlier, self._leaked = self._leaked, leaked
+        for node, gpus in leaked.items():
+            if gpus > earlier.get(node, 0):
+                log.warning("gpus_leaked", node=node, gpus=gpus, cure=CURE)
+                text = f"Slurm counts {gpus} GPUs of {node} as allocated that no job holds; {CURE} makes it count again"
+                self._store.event("gpus_leaked", text, at=now)
 
     def _drop_cached(self, uid: str) -> None:
         """Drop what is cached of a job that has ended."""

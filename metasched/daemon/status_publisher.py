@@ -324,6 +324,14 @@ def _nodes(state: ClusterState) -> tuple[NodeStatus, ...]:
             used.update(dict(job.placement.node_gpus))
     reasons = state.node_reasons
     return tuple(
-        NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts, reasons.get(node.name, ""))
+        NodeStatus(
+            node.name,
+            node.gpu_type,
+            node.gpus,
+            used[node.name],
+            node.accepts,
+            reasons.get(node.name, ""),
+            state.leaked.get(node.name, 0),
+        )
         for node in state.snapshot.nodes
     )

@@ -14,6 +14,7 @@ from metasched.installation.job_submit_lua import OtherSharedError, check_shared
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 from metasched.slurm.json_releases import OLDEST
+from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 GIB = 1 << 30
@@ -247,6 +248,10 @@ def _nodes(slurm: Slurm) -> Iterator[Finding]:
         text = f"{_some(drained)}: drained by Slurm (Duplicate jobid): slurmctld crashed and gave a job's id away again"
         fix = f"`squeue -w {drained[0]}` and its processes show no job that Slurm has lost: {resume_command(drained)}"
         yield Finding("warning", "nodes", text, fix)
+    if slurm.leaked:
+        names = _some([f"{gpus} of {name}" for name, gpus in sorted(slurm.leaked.items())])
+        text = f"GPUs that no job holds, and that Slurm counts as allocated: {names}; nothing is started on them"
+        yield Finding("warning", "nodes", text, f"`{CURE}`, upon which slurmctld counts the GPUs of its jobs again")
     kinds: dict[str, int] = {}
     for node in slurm.nodes:
         for kind, count in node.gpus.items():

@@ -10,9 +10,9 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from metasched.configuration.config import Config
@@ -24,9 +24,12 @@ from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.client_factory import make_client
 from metasched.slurm.command_runner import run_command
 from metasched.slurm.errors import SlurmError
+from metasched.slurm.leaked_gpus import excess_allocations
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 
 COMMAND_SECONDS = 30.0  # timeout of any one command
+LOOKS = 3  # at GPUs that Slurm counts as allocated without a job: a job may just start or end
+LOOK_SECONDS = 1.0  # from one look to the next
 PARALLEL_NODES = 16  # nodes that are checked at the same time
 
 # Run as a job on a compute node: checks for the shared directory and for the programs that jobs need.
@@ -74,6 +77,7 @@ class Slurm:
         ahead: seconds by which this host's clock is ahead of the controller's; None if not known.
         plugin: the text of job_submit.lua in slurm.conf's directory; None if it cannot be read from this host.
         associations: fair-shares and limits; None without accounting, or where Slurm does not show this user all.
+        leaked: GPUs that Slurm counts as allocated although no job holds them, by node.
     """
 
     settings: SlurmSettings
@@ -83,6 +87,7 @@ class Slurm:
     ahead: float | None
     plugin: str | None
     associations: Associations | None = None
+    leaked: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ def _ask(client: SlurmClient) -> Slurm | SlurmError:
     try:
         settings, nodes, associations = client.settings(), client.nodes(), client.associations()
         asked = time.time()
+        leaked = _leaked(client, nodes)
     except SlurmError as error:
         return error
     return Slurm(
@@ -222,7 +228,30 @@ def _ask(client: SlurmClient) -> Slurm | SlurmError:
         ahead=None if settings.as_of is None else asked - settings.as_of,
         plugin=read_plugin(settings),
         associations=associations,
+        leaked=leaked,
     )
+
+
+def _leaked(client: SlurmClient, nodes: Sequence[SlurmNode]) -> dict[str, int]:
+    """The GPUs that several looks, some seconds apart, find allocated without a job, by node.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    found: dict[str, int] = {}
+    for look in range(LOOKS):
+        excess = excess_allocations(nodes, client.jobs())
+        found = {
+            name: min(gpus, found.get(name, gpus))
+            for name, gpus in excess.items()
+            if gpus and (not look or name in found)
+        }
+        if not found:
+            break
+        if look + 1 < LOOKS:
+            time.sleep(LOOK_SECONDS)
+            nodes = client.nodes()
+    return found
 
 
 def _accounting(*words: str) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from functools import cache
 
 from metasched.configuration.config import Intake
 from metasched.core.reasons import Code, Reason
@@ -37,14 +38,18 @@ def deferrals(observation: Observation, intake: Intake) -> Mapping[str, Reason]:
             waiting.setdefault(job.user, deque()).append(uid)
         else:
             live[job.user] += 1
+
+    @cache
+    def limits(user: str, account: str, qos: str) -> tuple[int | None, int]:
+        return intake.array_tasks_of(user, account, qos), intake.live_jobs_of(user, account, qos)
+
     found: dict[str, Reason] = {}
     left = NEW_JOBS
     while waiting:
         for user in list(waiting):  # one job of each user in turn: nobody waits for another user's thousands
             uid = waiting[user].popleft()
             job = observation.new[uid]
-            most_tasks = intake.array_tasks_of(job.user, job.account, job.qos)
-            most_live = intake.live_jobs_of(job.user, job.account, job.qos)
+            most_tasks, most_live = limits(job.user, job.account, job.qos)
             tasks = 0 if job.array_job_id is None else arrays[job.array_job_id]
             if most_tasks is not None and tasks > most_tasks:
                 found[uid] = Reason.of(Code.ARRAY_TOO_LARGE, tasks=tasks, most=most_tasks)

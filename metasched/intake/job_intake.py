@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -18,7 +17,7 @@ from metasched.configuration.config import Intake
 from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
-from metasched.core.reuse import Latest, reuses_results
+from metasched.core.reuse import reuses_results
 from metasched.intake.admission import deferrals
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
@@ -62,9 +61,8 @@ class JobIntake:
         self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
-        self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
+        self._shared_records: frozenset[int] = frozenset()
         self._reuses = reuses_results()
-        self._shared = Latest[frozenset[int]](reuses=self._reuses)
         self._shown: tuple[object, object] | None = None  # jobs and records of the last poll, if all were marked
         self._marked: Mapping[str, RecordedJob] = {}  # jobs of the last poll for which nothing is left to write
 
@@ -84,8 +82,7 @@ class JobIntake:
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        listed = observation.listed
-        self._shared_records = self._shared.of(lambda: _shared_records(listed), listed)
+        self._shared_records = observation.shared_records
         inventory = observation.inventory
         deferred = deferrals(observation, limits) if observation.new else {}
         self.deferred = {uid: (observation.new[uid], reason) for uid, reason in deferred.items()}
@@ -114,8 +111,11 @@ class JobIntake:
         self._marked = still_marked
         is_settled = self._reuses and len(still_marked) == len(jobs) and not deferred
         self._shown = shown if is_settled else None
+        held = set()  # records, each with a reason: tasks that share a record are held by one write
         for uid, (slurm_job, reason) in self.deferred.items():
-            self._hold_deferred(uid, slurm_job, reason)
+            if (key := (self._record_id(slurm_job), reason.code)) not in held:
+                held.add(key)
+                self._hold_deferred(uid, slurm_job, reason)
         return jobs
 
     def forget(self, uid: str) -> None:
@@ -275,12 +275,6 @@ def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str,
     except TunerError as error:
         return {}, f"{quote(tag.tuner.tag if tag.tuner is not None else '')}: {error}"
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
-
-
-def _shared_records(listed: Iterable[SlurmJob]) -> frozenset[int]:
-    """Return Slurm's ids of the records that several listed jobs share."""
-    counts = Counter(job.job_id for job in listed)
-    return frozenset(job_id for job_id, count in counts.items() if count > 1)
 
 
 def _as_slurm_stores(comment: str) -> str:

@@ -8,6 +8,7 @@ good is finished in the store once its last reports are read.
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,12 @@ FIRST_OF_SIGNALS = 128
 YOUNG_SECONDS = 30.0
 """Age up to which Slurm's late SIGTERM for an old run meets the present one."""
 KILLED_BY_OLD_RUN = "killed_by_old_run"
-"""Kind of the event of a run that the srun of an earlier run has killed."""
+"""Kind of the event of a run that the srun of an earlier run, lost with its host, has killed."""
+KILLED_BY_STOPPED_RUN = "killed_by_stopped_run"
+"""Kind of the event of a run that the srun of the run before, which was asked to stop, has killed."""
+OLD_SRUN_SECONDS = 60.0
+"""Time for which the srun of a stopped run may outlive it: Slurm's KillWait (30 s by default), and some more."""
+_ASKED_TO_STOP = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE})
 
 log = structlog.get_logger()
 
@@ -269,6 +275,8 @@ class RunTracking:
             kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
         elif self._may_be_killed_by_old_run(record, slurm):
             kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        elif self._may_be_killed_by_stopped_run(record, slurm):
+            kind, cause = KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
         elif self._may_launch_again(record, slurm, retries):
             kind, cause = LAUNCH_FAILED, "before its batch script had started"
         else:
@@ -412,14 +420,28 @@ class RunTracking:
         Slurm ends what it takes for the old run by the job's id (SIGTERM) when a run is seconds old. Each lost run
         explains one kill; a run that was lost to such a kill explains none.
         """
-        began, ended = slurm.started, slurm.ended
-        is_young = began is not None and ended is not None and ended - began < YOUNG_SECONDS
-        by_old_run = slurm.exit_code == 128 + signal.SIGKILL or (slurm.exit_code == 128 + signal.SIGTERM and is_young)
+        by_old_run = slurm.exit_code == 128 + signal.SIGKILL or (
+            slurm.exit_code == 128 + signal.SIGTERM and _is_young(slurm)
+        )
         if not by_old_run:
             return False
         lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
-        rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
-        return 2 * rescues < lost
+        events = Counter(event.kind for event in self._store.recent_events(10_000, record.uid))
+        return 2 * events[KILLED_BY_OLD_RUN] < lost - events[KILLED_BY_STOPPED_RUN]
+
+    def _may_be_killed_by_stopped_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
+        """Whether the srun of the run before, which was asked to stop, may have killed the present run.
+
+        Where the slurmstepd of its step was killed, that srun waits in vain for the step's end, and then ends a step by
+        a number that the present run's step has as well. The run that it kills was not asked to stop, so a second kill
+        in a row is the job's own.
+        """
+        if slurm.exit_code != 128 + signal.SIGKILL or not _is_young(slurm):
+            return False
+        before = [run for run in self._store.runs(record.uid) if run.ended is not None and run.started is not None]
+        if not before or before[-1].cause not in _ASKED_TO_STOP:
+            return False
+        return slurm.ended is None or slurm.ended - (before[-1].ended or 0.0) < OLD_SRUN_SECONDS
 
     def _clear_mailbox(self, record: JobRecord) -> None:
         """Remove the mailbox files of a job that has ended."""
@@ -437,6 +459,11 @@ def _only_waits(job: TrackedJob) -> bool:
 
 def _is_same(job: TrackedJob, before: TrackedJob | None) -> bool:
     return before is not None and job.is_same(before)
+
+
+def _is_young(slurm: SlurmJob) -> bool:
+    """Whether the run with which a job has ended was seconds old."""
+    return slurm.started is not None and slurm.ended is not None and slurm.ended - slurm.started < YOUNG_SECONDS
 
 
 def _has_run(slurm: SlurmJob, ended: float) -> bool:

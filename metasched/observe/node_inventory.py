@@ -125,7 +125,11 @@ def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement
 
 
 def usable_node(
-    node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collection[tuple[str, int]], rack: str | None = None
+    node: SlurmNode,
+    others: Sequence[SlurmJob],
+    our_gpus: Collection[tuple[str, int]],
+    rack: str | None = None,
+    leaked: int = 0,
 ) -> Node:
     """Return the node with the resources that metasched's jobs may use: all but those that other jobs hold.
 
@@ -135,12 +139,13 @@ def usable_node(
         our_gpus: node and index of each GPU of which a job of metasched holds all or some shards. Where another job
             holds the other shards, the GPU still counts as usable.
         rack: the node's leaf switch or block; None where Slurm knows no topology.
+        leaked: GPUs that Slurm counts as allocated although no job holds them: Slurm starts nothing on them.
     """
     gpu_type = next(iter(node.gpus), None)
     holders = [job for job in others if node.name in job.allocated]
     indices = {gpu for job in holders for gpu in job.gpu_indices.get(node.name, ())}
     without_index = sum(job.allocated[node.name] for job in holders if not job.gpu_indices.get(node.name))
-    taken = without_index + sum((node.name, gpu) not in our_gpus for gpu in indices)
+    taken = leaked + without_index + sum((node.name, gpu) not in our_gpus for gpu in indices)
     return Node(
         name=node.name,
         gpu_type=gpu_type,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import structlog
@@ -18,6 +19,7 @@ from metasched.observe.slurm_quotas import Owner, SlurmQuotas, owner_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.client import Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
+from metasched.slurm.leaked_gpus import LeakedGpus
 from metasched.store import JobRecord, Store
 
 # From this release on Slurm remembers, when one of two jobs on a GPU has ended, that the other still holds its shards.
@@ -40,6 +42,7 @@ class Observation:
         ours: metasched's jobs among ``listed``, by uid; the uid of a new job is recorded nowhere yet.
         others: the other jobs among ``listed``.
         records: the store's live jobs before intake, by uid.
+        leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
     now: float
@@ -51,6 +54,7 @@ class Observation:
     ours: Mapping[str, SlurmJob]
     others: Sequence[SlurmJob]
     records: Mapping[str, JobRecord]
+    leaked: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
@@ -58,6 +62,15 @@ class Observation:
         if self.ours.keys() <= self.records.keys():
             return {}
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
+
+    @cached_property
+    def shared_records(self) -> frozenset[int]:
+        """Slurm's ids of records that several array tasks share: tasks that are not split off yet.
+
+        A write by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
+        """
+        tasks = Counter(job.job_id for job in self.listed)
+        return frozenset(job_id for job_id, count in tasks.items() if count > 1)
 
     @property
     def missing(self) -> Sequence[JobRecord]:
@@ -80,6 +93,7 @@ class Observer:
         self._store = store
         self._forgets_shards = settings.version < SHARDS_REMEMBERED
         self._enforces_limits = enforces_limits(settings.values)
+        self._leaked_gpus = LeakedGpus()
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
         self._reuses = reuses = reuses_results()
@@ -120,6 +134,7 @@ class Observer:
             ours=ours,
             others=identified.others,
             records=records,
+            leaked=self._leaked_gpus.update(nodes, listed, now),
         )
 
     def _records(self) -> Mapping[str, JobRecord]:

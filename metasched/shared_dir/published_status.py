@@ -41,7 +41,8 @@ class StatusError(MetaschedError):
 class NodeStatus:
     """One node: GPUs that metasched's jobs may use, and those that they hold now.
 
-    ``reason`` is why Slurm or an administrator took it out of service, "" for no reason.
+    ``reason`` is why Slurm or an administrator took it out of service, "" for no reason. ``gpus_leaked`` is the number
+    of GPUs that Slurm counts as allocated although no job holds them; they are not among ``gpus``.
     """
 
     name: str
@@ -50,6 +51,7 @@ class NodeStatus:
     gpus_used: int
     accepts: bool
     reason: str = ""
+    gpus_leaked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class SlurmNode:
         shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
         reserved: whether the node is in a reservation or in maintenance now; Slurm reports it some seconds late.
         reason: why Slurm or an administrator took the node out of service; "" for no reason. Free text.
+        gpus_allocated: GPUs that Slurm counts as allocated; None where it does not tell.
     """
 
     name: str
@@ -159,6 +160,7 @@ class SlurmNode:
     shards_per_gpu: int = 0
     reserved: bool = False
     reason: str = ""
+    gpus_allocated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -404,5 +404,6 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
             reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
             reason=fields.text("reason"),
+            gpus_allocated=sum(fields.gpus("gres_used").values()) if fields.text("gres_used") else None,
         )
     ]

@@ -32,17 +32,19 @@ class _RemainingWork(NamedTuple):
         max_gpus: most GPUs that the job can use.
         steps: remaining steps; None where the job does not report steps.
         attained: attained service, GPU-seconds; None in states of earlier versions.
+        declared: whether the job's demand followed from declared steps.
     """
 
     work: float
     max_gpus: int
     steps: float | None
     attained: float | None = None
+    declared: bool = False
 
     @classmethod
     def of(cls, job: Job, work: float) -> _RemainingWork:
         steps = None if job.progress_steps is None else job.remaining_steps
-        return cls(work, job.max_gpus, steps, job.attained_service)
+        return cls(work, job.max_gpus, steps, job.attained_service, job.remaining_steps is not None)
 
 
 @dataclass
@@ -182,10 +184,11 @@ class FairFinishQueue:
                 if work is not None:
                     self._enter(job, work)
             elif overrun(job):
-                self.clock[job.uid].leave({job.uid})
-                del self.finish[job.uid]
-                self.ended.pop(job.uid, None)
-                self._enter(job, None)
+                self._forget_demand(job)
+            elif self._is_revoked(job):
+                self._forget_demand(job)
+                if (work := demand(job)) is not None:
+                    self._enter(job, work)
         self.remaining = {job.uid: self._remaining(job, demand) for job in jobs if job.uid in self.finish}
         for clock in reference.clocks:
             clock.others = 0
@@ -236,6 +239,18 @@ class FairFinishQueue:
         if self.finish[job.uid] < clock.virtual:
             self.ended[job.uid] = self._end_before_now(job.uid)
         self.remaining[job.uid] = _RemainingWork.of(job, work)
+
+    def _forget_demand(self, job: Job) -> None:
+        """Let a job of known demand enter anew, as a job of unknown demand that has received its service."""
+        self.clock[job.uid].leave({job.uid})
+        del self.finish[job.uid]
+        self.ended.pop(job.uid, None)
+        self._enter(job, None)
+
+    def _is_revoked(self, job: Job) -> bool:
+        """Whether a job's demand followed from declared steps that are contradicted meanwhile."""
+        before = self.remaining.get(job.uid)
+        return before is not None and before.declared and job.remaining_steps is None
 
     def _end_before_now(self, uid: str) -> float:
         """When a job that is past its virtual finish time would have ended: in the order of the others of its clock."""

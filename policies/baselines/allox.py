@@ -105,10 +105,16 @@ class AlloX(TimeSharePolicy):
     parameters: AlloXParameters
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """All of the time for started and backfilled jobs; the memory has the GPU types of both, by uid."""
+        """All of the time for started and backfilled jobs.
+
+        The memory has the GPU types of both, by uid, and the uids of jobs with declared steps. A job whose declared
+        steps are contradicted meanwhile has started by a wrong time: it waits again.
+        """
         jobs = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
-        started = _remembered(inputs, jobs, memory.get("started", {}))
-        backfilled = _remembered(inputs, jobs, memory.get("backfilled", {}))
+        declared = {job.uid for job in jobs if job.remaining_steps is not None}
+        believed = [job for job in jobs if job.uid in declared or job.uid not in memory.get("declared", ())]
+        started = _remembered(inputs, believed, memory.get("started", {}))
+        backfilled = _remembered(inputs, believed, memory.get("backfilled", {}))
         as_published = self.parameters.as_published
         if as_published:
             self._start_as_published(inputs, jobs, started)
@@ -120,7 +126,8 @@ class AlloX(TimeSharePolicy):
         shares = {
             job.uid: {running[job.uid]: 1.0 / job.gpus if as_published else 1.0} for job in jobs if job.uid in running
         }
-        return as_single_combinations(shares), {"started": started, "backfilled": backfilled}
+        later = {"started": started, "backfilled": backfilled, "declared": sorted(declared)}
+        return as_single_combinations(shares), later
 
     def _start(
         self, inputs: AllocationInputs, jobs: Sequence[Job], started: dict[str, str], backfilled: Mapping[str, str]

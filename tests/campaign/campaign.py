@@ -143,6 +143,7 @@ class Campaign:
             **users.counts,
             "hands": users.counts["hands"] + len(injector.problems),
             "hands_for_drains_by_slurmctld": injector.slurms_hands,
+            "hands_for_gpus_leaked_by_slurmctld": injector.reconfigurations,
             "steps": kept,
             "steps_trained_again": again,
             "steps_twice_or_missing": len(wrong),

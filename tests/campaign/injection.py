@@ -11,6 +11,8 @@ from queue import Empty, Queue
 
 from metasched.devcluster import processes
 from metasched.devcluster.errors import CommandError, DevClusterError
+from metasched.slurm.json_parser import parse_jobs, parse_nodes
+from metasched.slurm.leaked_gpus import LeakedGpus
 from tests.campaign import faults
 
 STORE_DISK_BYTES = 128 << 20
@@ -119,6 +121,8 @@ class Injector:
         self.controller_restarts = 0
         self.problems = []  # (seconds from the start, text) of nodes that needed an administrator's hand
         self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
+        self.reconfigurations = 0  # of a controller that counted GPUs as allocated that no job held
+        self._leaked = LeakedGpus()
         self._commands = Queue()
         self._busy = threading.Event()
         self._end = threading.Event()
@@ -269,6 +273,7 @@ class Injector:
         while not self._end.is_set():
             if time.monotonic() - looked > LOOK_SECONDS:
                 self._look_at_nodes()
+                self._look_at_leaked_gpus()
                 looked = time.monotonic()
             try:
                 command = self._commands.get(timeout=0.2)
@@ -307,6 +312,22 @@ class Injector:
                 self.problems.append((self.events.now(), text))
             self._keep_from_service(node, 0.0)
             self._admin("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _look_at_leaked_gpus(self):
+        """Reconfigure a Slurm that counts GPUs as allocated that no job holds, as `metasched status` says."""
+        try:
+            nodes = parse_nodes(self.cluster.run("sinfo", "--json", "-a", timeout=10)).records
+            jobs = parse_jobs(self.cluster.run("squeue", "--json", "-a", timeout=10)).records
+        except CommandError:
+            return
+        if leaked := self._leaked.update(nodes, jobs, time.monotonic()):
+            told = self.service is not None and self.site.log().count("gpus_leaked")
+            self.events.add(
+                f"Slurm has leaked GPUs: {dict(leaked)}; reconfigured by hand; {told} warnings of the daemon"
+            )
+            self._leaked = LeakedGpus()
+            self.reconfigurations += 1
+            self._admin("scontrol", "reconfigure")
 
     # Trainings
 

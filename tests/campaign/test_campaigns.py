@@ -63,3 +63,8 @@ def test_no_job_fails_that_slurm_failed(tmp_path, fault, seeds):
     """A run whose trainer never started, or which Slurm ended for its predecessor, is put back."""
     others = dict.fromkeys({"loses_gres", "kills_late"} - {fault}, False)
     assert red(tmp_path, seeds, **others) == {}
+
+
+def test_jobs_end_although_slurm_leaks_gpus(tmp_path):
+    """Most GPUs stay allocated without a job; jobs run on the others until the admin does what the status says."""
+    assert red(tmp_path, (2, 20), leaks_gpus=True, kills_late=False) == {}

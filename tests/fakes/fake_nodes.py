@@ -45,6 +45,7 @@ class FakeNodes:
         reservations: reservations by name.
         forgotten: GPUs, as (node, index), of which one of two jobs has ended: Slurm before 23.02 forgets then that the
             other job still holds the rest.
+        leaked: GPUs, as (node, index), that Slurm counts as allocated although no job holds them.
     """
 
     def __init__(self, nodes: Sequence[FakeNode], jobs: Mapping[str, FakeJob]) -> None:
@@ -54,6 +55,7 @@ class FakeNodes:
         self.reasons: dict[str, str] = {}
         self.reservations: dict[str, Reservation] = {}
         self.forgotten: set[tuple[str, int]] = set()
+        self.leaked: set[tuple[str, int]] = set()
         self._jobs = jobs
 
     def shown(self, now: float) -> tuple[SlurmNode, ...]:
@@ -107,6 +109,7 @@ class FakeNodes:
             partitions=node.partitions,
             shards_per_gpu=node.shards,
             reason=self.reasons.get(node.name, ""),
+            gpus_allocated=None if node.shards else self._free_units(node.name).count(0),
             reserved=any(node.name in one.nodes and one.start <= now < one.end for one in self.reservations.values()),
         )
 
@@ -142,4 +145,6 @@ class FakeNodes:
         for job in self._jobs.values():
             for gpu in job.indices.get(name, ()):
                 free[gpu] -= job.shown.shards.get(name, units)
+        for gpu in (gpu for node, gpu in self.leaked if node == name):
+            free[gpu] = 0
         return free

@@ -120,6 +120,7 @@ class FakeSlurm:
         now: the clock, unix seconds.
         calls: every call of the client, as (method, slurm_job_id or ""), for tests that count.
         accounting: associations and QOS; None where accounting is off.
+        leaks_gpus: whether GPUs of a job that starts too soon after a restart stay allocated after its end.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class FakeSlurm:
         self.now = now
         self.calls: list[tuple[str, str]] = []
         self.accounting: Associations | None = None
+        self.leaks_gpus = False
         self._kill_wait = kill_wait
         self._settings = SlurmSettings(
             (22, 5, 8),
@@ -389,6 +391,14 @@ class FakeSlurm:
         self._nodes.drained.add(self._nodes.by_name[name].name)
         self._nodes.reasons[name] = reason
 
+    def leak_gpus(self, name: str) -> None:
+        """Count all GPUs of a node as allocated until the controller counts again."""
+        self._nodes.leaked |= {(name, gpu) for gpu in range(self._nodes.by_name[name].gpus)}
+
+    def reconfigure(self) -> None:
+        """Count the GPUs of the jobs again."""
+        self._nodes.leaked.clear()
+
     def node_up(self, name: str) -> None:
         """Return a node to service."""
         self._nodes.down.discard(name)
@@ -541,6 +551,8 @@ class FakeSlurm:
             allocated_memory=dict.fromkeys(nodes, memory),
         )
         if gpus and self.now < self._gpus_counted_from:
+            if self.leaks_gpus:
+                self._nodes.leaked |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
             job.trainer.not_launched(self, job.shown)
             return
         self._compute(job)

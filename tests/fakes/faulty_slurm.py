@@ -7,6 +7,7 @@
   the node registers. Holds, releases, sizes and stamps since then are lost.
 - For GRES_SECONDS after its restart the controller's count of GPUs is off: jobs that it starts fail before their
   trainer does.
+- GPUs of such a job may stay allocated after its end, until the controller restarts.
 - A node that was lost ends a run of a job that ran there before, by SIGTERM, if it starts there again within
   LATE_KILL_SECONDS.
 """
@@ -56,6 +57,7 @@ class FaultySlurm(FakeSlurm):
     Args:
         seed: of what is left to chance.
         loses_gres: whether jobs fail that start soon after a restart.
+        leaks_gpus: whether the GPUs of such jobs stay allocated, until the controller restarts.
         kills_late: whether runs are ended that start soon on a node that was lost.
         options: of FakeSlurm.
 
@@ -64,10 +66,10 @@ class FaultySlurm(FakeSlurm):
         lost: names of the jobs that a killed controller forgot.
     """
 
-    def __init__(self, *, seed=0, loses_gres=True, kills_late=True, **options):
+    def __init__(self, *, seed=0, loses_gres=True, leaks_gpus=False, kills_late=True, **options):
         super().__init__(**options)
         self.dice = random.Random(seed)  # noqa: S311  no secret
-        self.loses_gres, self.kills_late = loses_gres, kills_late
+        self.loses_gres, self.leaks_gpus, self.kills_late = loses_gres, leaks_gpus, kills_late
         self.away_until = self.now
         self.lost = []
         self._saved = {}
@@ -79,6 +81,7 @@ class FaultySlurm(FakeSlurm):
     def kill_controller(self, seconds):
         """Kill the controller, and start it again after some seconds."""
         self._roll_back()
+        self.reconfigure()
         self.away_until = max(self.away_until, self.now + seconds)
         self._boot_time = self.away_until
         if self.loses_gres:

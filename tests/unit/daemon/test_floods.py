@@ -91,6 +91,19 @@ def deferred(site):
     return {(one.user, one.jobs, one.job_ids, one.reason_code) for one in site.status().deferred}
 
 
+def test_the_only_task_that_is_taken_in_is_held_by_the_record_of_its_array(tmp_path):
+    """The tasks that are deferred share the record, too: a hold of the task alone would split it off."""
+    site = limited(tmp_path, live_jobs=1)
+    site.slurm.add("--gres=gpu:4", user="somebody")
+    site.slurm.tick(1)
+    array = submit(site, "--array=0-2", "--gres=gpu:1")
+    site.slurm.owner_release(array)
+    site.run(5)
+    assert len(site.store.live_jobs()) == 1
+    assert {call[1] for call in writes(site)} == {array}
+    site.close()
+
+
 def test_a_large_array_is_taken_in_by_parts_and_other_users_need_not_wait(site, monkeypatch):
     """A poll takes in few jobs, one of each user in turn; those that are not taken in are held."""
     monkeypatch.setattr(admission, "NEW_JOBS", 50)

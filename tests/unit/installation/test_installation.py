@@ -166,6 +166,7 @@ def test_a_sound_installation_has_no_faults():
             "n2: drained by Slurm (Duplicate jobid)",
             "scontrol update nodename=n2 state=resume",
         ),
+        (with_slurm(leaked={"n1": 2}), "warning", "nodes", "counts as allocated: 2 of n1", "scontrol reconfigure"),
         (with_slurm(nodes=(node(gpus={}),)), "warning", "nodes", "no node has GPUs", "GresTypes=gpu"),
         (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
         (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),

@@ -1,4 +1,4 @@
-"""Runs that are killed when the lost host of an earlier run comes back."""
+"""Runs that are killed by what is left of an earlier run, on a lost host or of one that did not stop."""
 
 from contextlib import closing
 
@@ -88,3 +88,26 @@ def test_a_killed_job_without_a_lost_host_is_not_requeued(site):
     site.slurm.exit(slurm_job_id, 137)
     site.run(60)
     assert site.state(slurm_job_id) is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("stop_seconds", "age", "outcome"), [(None, 3, "RUNNING"), (1.0, 3, "RUNNING"), (1.0, 45, "FAILED")]
+)
+def test_a_run_killed_soon_after_a_stopped_run_is_requeued_once(tmp_path, stop_seconds, age, outcome):
+    """The srun of the run that was asked to stop ends the next run's step by its number; later kills are others'."""
+    made = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),), kill_wait=5.0), policy="las")
+    with closing(made) as site:
+        site.parameters = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
+        site.start()
+        slurm_job_id = site.add("--gres=gpu:4", stop_seconds=stop_seconds)
+        site.run(40)
+        site.add("--gres=gpu:4", seconds=5)
+        site.run_until(lambda: site.state(slurm_job_id) is not JobState.RUNNING)
+        site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+        site.run(age)
+        site.slurm.exit(slurm_job_id, 137)
+        site.run(60)
+        assert site.state(slurm_job_id) is JobState[outcome]
+        site.slurm.exit(slurm_job_id, 137)
+        site.run(60)
+        assert site.state(slurm_job_id) is JobState.FAILED

@@ -298,7 +298,7 @@ def test_a_node_is_read_in_the_form_of_each_release(record):
     """Configured resources, names, and whether the node accepts jobs."""
     (node,) = parse_nodes(json.dumps({"nodes": [record]})).records
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n1", {"v100": 4}, 16, 64000 * MIB)
-    assert node.reason == "spare"
+    assert (node.reason, node.gpus_allocated) == ("spare", 2)
     assert (node.features, node.partitions, node.accepts) == ({"v100", "fast"}, {"main", "long"}, True)
 
 

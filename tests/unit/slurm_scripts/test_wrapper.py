@@ -1,5 +1,6 @@
 """The wrapper metasched-run, with stand-ins for srun and scontrol on PATH."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -355,6 +356,14 @@ def test_a_step_that_srun_cannot_create(slurm, retries, expected, requeues):
     failing = "sys.exit(int(os.environ['SLURM_EXIT_ERROR']))"
     code, _ = slurm.run("train", FAKE_SRUN=failing, FAKE_SCONTROL="os.kill(os.getppid(), signal.SIGTERM)")
     assert (code, len(slurm.calls("scontrol"))) == (expected, requeues)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(errno.ECONNRESET, 85), (errno.EHOSTUNREACH, 85), (11, 139)])
+def test_tasks_that_srun_cannot_launch_as_a_node_is_lost(slurm, number, expected):
+    """Srun tells the error of the connection as if a signal of that number had ended it; a real signal is none."""
+    slurm.write_lease(launch_retries=2)
+    term = "os.kill(os.getppid(), signal.SIGTERM)"
+    assert slurm.run("train", FAKE_SRUN=f"sys.exit({128 + number})", FAKE_SCONTROL=term)[0] == expected
 
 
 def test_requeue_by_exit_code(slurm):

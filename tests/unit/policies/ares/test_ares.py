@@ -495,6 +495,21 @@ def test_demand_may_be_predicted_from_the_history_of_others():
     assert (clock["weight"], clock["others"], clock["active"]) == (0.0, 1.0, [])
 
 
+def test_a_job_whose_declared_steps_are_contradicted_loses_its_place_in_the_queue():
+    """Its service so far counts: the job enters as one of unknown demand, or of the demand that is predicted."""
+    liar = job("a", 1, left=2, speed=linear(1.0))
+    first = decided([liar])
+    assert first.state.data["finish"] == {"a": 2}
+    going = running(replace(liar, total_steps=None, attained={"v100": 400.0}), "v100-0")
+    data = decided([going], now=400.0, state=first.state).state.data
+    assert data["finish"] == {}
+    assert only_clock(data)["virtual"] - data["since"]["a"] == pytest.approx(400)
+    predicted = replace(going, expected_service=1000.0)
+    data = decided([predicted], now=400.0, state=first.state).state.data
+    assert data["finish"]["a"] == pytest.approx(only_clock(data)["virtual"] - 400 + 1000)
+    assert data["since"] == {}
+
+
 # -- state, and any snapshot -------------------------------------------------------------------------------------------
 
 

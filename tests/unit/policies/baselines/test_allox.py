@@ -117,6 +117,17 @@ def test_a_backfilled_job_is_preempted_when_a_job_starts_there():
     ]
 
 
+def test_a_started_job_whose_declared_steps_are_contradicted_waits_again():
+    """The job with known steps starts in its place; a job that never declared its steps keeps its GPU."""
+    rounds = Rounds(AlloX(), cluster(v100=1), {0: [known("liar", 2)], 1: [known("honest", 1000)]}).run(2)
+    assert rounds.history[1].keys() == {"liar"}
+    rounds.jobs["liar"] = rounds.jobs["liar"].evolve(total_steps=None)
+    rounds.run(1)
+    assert rounds.history[2].keys() == {"honest"}
+    rounds = Rounds(AlloX(), cluster(v100=1), {0: [known_job("silent")], 1: [known("honest", 1000)]}).run(3)
+    assert rounds.history[2].keys() == {"silent"}
+
+
 @pytest.mark.parametrize(("factor", "starts"), [(1.0, set()), (3.0, {"b"})])
 def test_the_wait_factor_makes_jobs_prefer_free_gpus(factor, starts):
     """`b` needs 1000 s on the K80, and 100 s on the V100, which is busy for 400 s."""
