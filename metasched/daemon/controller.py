@@ -56,7 +56,7 @@ from metasched.shared_dir.published_status import AppStatus
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError
 from metasched.slurm.leaked_gpus import CURE
-from metasched.store import Store, StoreError
+from metasched.store import RoundRecord, Store, StoreError
 
 DAY = 86400.0
 NEXT_ROUND = Reason(Code.NEXT_ROUND)
@@ -118,7 +118,7 @@ class Controller:
         self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
-        self._round, self._round_at = (0, None) if last is None else (last.round, last.at)
+        self._round, self._round_at = _number_and_instant(last)
         self._targets: Mapping[str, Placement] = store.targets()
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._apps = store.apps_state()
@@ -581,6 +581,11 @@ class Controller:
         self._slurm_error = str(error)
         self._round_wanted = True  # no later poll reports the arrivals of the interrupted one
         self._publisher.republish(self)
+
+
+def _number_and_instant(last: RoundRecord | None) -> tuple[int, float | None]:
+    """Return the number of the last round, 0 without one, and when it was decided, unix seconds."""
+    return (0, None) if last is None else (last.round, last.at)
 
 
 def _batches_of_scripts(jobs: Iterable[Job]) -> dict[str, BatchRegime]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.loader_workers import DatasetWrapper, LoaderReads, progress_of
 from trainer_shim.data.sample_order import MicroBatch
 from trainer_shim.data.seeding import derive_seed, seed_generators
 from trainer_shim.errors import UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.worker_progress import WorkerProgress
 
 
 class DrawOrder(NamedTuple):
@@ -53,19 +54,26 @@ class RandomSource:
         self._plan = plan
         self._rank = rank
         self._requests = _Requests()
+        self.progress = progress_of(options)
         self.loader: DataLoader[Any] = DataLoader(
-            _Draws(draw, order.seed),
+            _Draws(draw, order.seed, self.progress),
             batch_sampler=self._requests,
             collate_fn=join_samples,
             **options,
         )
+        self._reads = LoaderReads(self.loader, self.progress)
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Return this rank's micro-batches with their data, from the sample `cursor` on."""
         del epoch  # there is one, without an end
         requested, expected = itertools.tee(endless_micro_batches(self._plan, self._rank, cursor))
         self._requests.batches = (micro.indices for micro in requested)
-        return ((micro, batch) for batch, micro in zip(self.loader, expected))
+        return ((micro, batch) for batch, micro in zip(self._reads.start(), expected))
+
+    def read_again(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Kill the loader's workers, and return the rest of the present read by new ones."""
+        self._reads.end_workers()
+        return self.read_from(epoch, cursor)
 
 
 def endless_micro_batches(plan: BatchPlan, rank: int, cursor: int) -> Iterator[MicroBatch]:
@@ -123,13 +131,15 @@ class _Requests:
 class _Draws(DatasetWrapper, Dataset[Any]):
     """The script's function as a data set of positions, each sample with random numbers of its own."""
 
-    def __init__(self, draw: Callable[[int], Any], seed: int) -> None:
-        super().__init__(draw)
+    def __init__(self, draw: Callable[[int], Any], seed: int, progress: WorkerProgress) -> None:
+        super().__init__(draw, progress)
         self._seed = seed
 
     def __getitems__(self, positions: list[int]) -> list[Any]:
         drawn = []
         for position in positions:
+            self.progress.note_sample(0, position)
             seed_generators(derive_seed(self._seed, position, "draw"))
             drawn.append(self.dataset(1))
+        self.progress.note_idle()
         return drawn

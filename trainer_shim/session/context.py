@@ -303,6 +303,8 @@ class Context:
         loader = TrainLoader(order, plan, source, self._iterate, global_batch)
         check_same_data(order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(order._asdict())
+        self._checkpointing.set_batch(global_batch, None)
+        announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader
 
