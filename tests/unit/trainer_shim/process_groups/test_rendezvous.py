@@ -75,9 +75,13 @@ def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
     monkeypatch.setattr(script_group, "rendezvous", lambda *_: None)
     for name in ("init_process_group", "new_group"):
         monkeypatch.setattr(script_group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
-    with patch.dict(os.environ):
-        script_group.ScriptGroup(World(0, 1, 0, None), collective_timeout=600.0)
-    assert limits == [7] * (1 + gpus)
+    for name in ("PrefixStore", "announce_first_failure"):
+        monkeypatch.setattr(script_group, name, lambda *_: None)
+    for size, groups in [(1, 1), (2, 1 + gpus)]:
+        limits.clear()
+        with patch.dict(os.environ):
+            script_group.ScriptGroup(World(0, size, 0, None), collective_timeout=600.0).watchdog.close()
+        assert limits == [7] * groups
 
 
 def test_ports_that_are_taken(ports):
