@@ -12,18 +12,23 @@ what holds and what does not.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
-try:
+# Of the two packages, the one that the script has imported; their classes are not those of one another.
+if importlib.util.find_spec("lightning") is not None and (
+    "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules
+):
     import lightning.pytorch as pl
     from lightning.fabric.plugins import ClusterEnvironment, TorchCheckpointIO
-except ImportError:
+else:
     import pytorch_lightning as pl
     from lightning_fabric.plugins import ClusterEnvironment, TorchCheckpointIO
 
@@ -101,7 +106,17 @@ class ElasticLightning:
         return mine | own | fixed
 
 
-class Environment(ClusterEnvironment):
+class OfThisProcess:
+    """Base of the parts that hold this process's companion: a copy is the object itself.
+
+    LightningCLI copies the defaults of a Trainer, and the locks of a process group cannot be copied.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OfThisProcess:
+        return self
+
+
+class Environment(OfThisProcess, ClusterEnvironment):
     """The world as the shim has found it, under srun, torchrun or neither.
 
     It takes the place of Lightning's SLURMEnvironment, so that nobody but metasched requeues the job. Lightning derives
@@ -159,7 +174,7 @@ class Environment(ClusterEnvironment):
         return 0
 
 
-class CheckpointFiles(TorchCheckpointIO):
+class CheckpointFiles(OfThisProcess, TorchCheckpointIO):
     """Checkpoint files that are complete or absent, and not written by a superseded trainer.
 
     A full disk is an error in the log, and no end of the training. A checkpoint that is loaded at another world size
@@ -205,7 +220,7 @@ class CheckpointFiles(TorchCheckpointIO):
         return checkpoint
 
 
-class ElasticCallback(pl.Callback):
+class ElasticCallback(OfThisProcess, pl.Callback):
     """The Lightning callback that stops and saves at the ends of steps."""
 
     def __init__(self, companion: Companion, seed: int) -> None:
@@ -215,6 +230,11 @@ class ElasticCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report the start, and take the stop signals back from Lightning, which has just taken SIGTERM."""
+        if not isinstance(trainer, pl.Trainer):
+            raise UsageError(
+                f"the Trainer is of the package {type(trainer).__module__.partition('.')[0]}, and metasched_lightning "
+                f"has found {pl.__name__}: import Lightning before metasched_lightning"
+            )
         if trainer.global_step != self._companion.step:
             raise UsageError("call trainer.fit(..., ckpt_path=shim.resume); one optimizer, automatic optimization")
         total = trainer.estimated_stepping_batches

@@ -14,6 +14,7 @@ what holds and what does not.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainer_shim import attach
 from trainer_shim.errors import BatchError, UsageError
+
+log = logging.getLogger("trainer_shim")
 
 
 class ElasticCallback(TrainerCallback):
@@ -54,6 +57,7 @@ class ElasticCallback(TrainerCallback):
         trust_checkpoints: bool = False,
     ) -> None:
         self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every, trust_checkpoints=trust_checkpoints)
+        self._max_per_gpu = max_per_gpu
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed
@@ -76,6 +80,41 @@ class ElasticCallback(TrainerCallback):
         if "logging_dir" in {field.name for field in dataclasses.fields(TrainingArguments)}:  # Transformers 4
             defaults["logging_dir"] = os.environ["TENSORBOARD_LOGGING_DIR"]
         return defaults | own | fixed
+
+    def apply(self, args: TrainingArguments) -> TrainingArguments:
+        """Set what the shim needs in arguments that were made already, as by HfArgumentParser, and return them.
+
+        A `per_device_train_batch_size` of the user's is the most samples on a GPU at once, unless the callback has a
+        `max_per_gpu` of its own.
+
+        Raises:
+            UsageError: the arguments have a batch or an accumulation that `global_batch` does not allow.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+        most, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        chosen = most != defaults["per_device_train_batch_size"]
+        if chosen and self._max_per_gpu is None:
+            self.plan = self.companion.plan(self.plan.global_batch, most)
+        elif chosen and self._max_per_gpu != most:
+            raise UsageError(
+                f"per_device_train_batch_size is {most}, and max_per_gpu of the callback {self._max_per_gpu}: leave "
+                "one of them out"
+            )
+        if steps not in (defaults["gradient_accumulation_steps"], self.plan.accumulation):
+            raise UsageError(
+                f"gradient_accumulation_steps is {steps}, and follows from global_batch={self.plan.global_batch}: "
+                f"{self.plan.accumulation} at this world size. Leave it out"
+            )
+        if (self.plan.per_gpu_batch, self.plan.accumulation) != (most, steps):
+            log.info(
+                "per_device_train_batch_size %d -> %d, gradient_accumulation_steps %d -> %d, by global_batch=%d",
+                *(most, self.plan.per_gpu_batch, steps, self.plan.accumulation, self.plan.global_batch),
+            )
+        log.info("output_dir %s -> %s: save the final model elsewhere", args.output_dir, self.companion.directory)
+        args.per_device_train_batch_size = self.plan.per_gpu_batch
+        args.gradient_accumulation_steps = self.plan.accumulation
+        args.output_dir = str(self.companion.directory)
+        return args
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -152,7 +191,9 @@ class ElasticCallback(TrainerCallback):
     def _check(self, args: TrainingArguments, state: TrainerState) -> None:
         split = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if split != self.plan.global_batch or args.accelerator_config.split_batches:
-            raise UsageError("make TrainingArguments from shim.arguments(...), without split_batches")
+            raise UsageError(
+                "make TrainingArguments from shim.arguments(...), or shim.apply(...), without split_batches"
+            )
         if args.save_total_limit is not None:
             raise UsageError(
                 "save_total_limit would remove checkpoints that are needed: the newest two are retained anyway"

@@ -7,6 +7,7 @@ Face), else `NAME.pt` for torch.load and, where the package safetensors is insta
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import shutil
@@ -107,8 +108,7 @@ def _write_module(directory: Path, name: str, module: torch.nn.Module, state: di
     tensors = {key: value.detach().cpu() for key, value in state.items() if isinstance(value, torch.Tensor)}
     torch.save({**state, **tensors}, directory / f"{name}.pt")
     if importlib.util.find_spec("safetensors") is not None and len(tensors) == len(state):
-        from safetensors.torch import save_file  # noqa: PLC0415  where it is installed
-
+        save_file = importlib.import_module("safetensors.torch").save_file  # the shim needs torch alone
         save_file(
             {key: value.clone().contiguous() for key, value in tensors.items()}, directory / f"{name}.safetensors"
         )
