@@ -113,10 +113,10 @@ class Site:
                 json.loads(self.run("login", "cat", f"{SHARED}/{name}"), object_hook=lambda d: SimpleNamespace(**d))
                 for name in ("status.json", "status-jobs.json")
             )
-            summary.jobs = live.jobs
-            return summary
         except (CommandFailedError, ValueError):
             return None
+        summary.jobs = live.jobs
+        return summary
 
     def job(self, training):
         """Return the published status of a job, live or ended; None if it has none."""

@@ -285,14 +285,24 @@ def test_an_unreadable_status_is_one_clear_message(tmp_path, run, content):
 def test_unknown_fields_of_a_newer_daemon_are_ignored(tmp_path, run):
     """A missing required field is one clear message."""
     publish(tmp_path, published())
-    path = tmp_path / "status.json"
-    data = json.loads(path.read_text())
-    for record in (data, data["jobs"][0], data["nodes"][0]):
+    path, jobs_path = tmp_path / "status.json", tmp_path / "status-jobs.json"
+    data, live = json.loads(path.read_text()), json.loads(jobs_path.read_text())
+    for record in (data, live, live["jobs"][0], data["nodes"][0]):
         record["mood"] = "good"
     path.write_text(json.dumps(data))
+    jobs_path.write_text(json.dumps(live))
     assert "resnet" in run("status", "--shared", tmp_path).output
-    del data["jobs"][0]["uid"]
-    path.write_text(json.dumps(data))
+    del live["jobs"][0]["uid"]
+    jobs_path.write_text(json.dumps(live))
+    result = run("status", "--shared", tmp_path)
+    assert (result.exit_code, "use the same version" in result.stderr) == (1, True)
+
+
+def test_a_status_of_the_format_before_names_the_version(tmp_path, run):
+    """The one file of an older daemon, which had the jobs as well, is not half read."""
+    publish(tmp_path, published())
+    path = tmp_path / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
     result = run("status", "--shared", tmp_path)
     assert (result.exit_code, "use the same version" in result.stderr) == (1, True)
 
