@@ -272,6 +272,7 @@ class Context:
         seed: int = 0,
         max_per_gpu: int | None = None,
         multiple_of: int = 1,
+        batch_change: int | None = None,
         **options: Any,
     ) -> TrainLoader:
         """Return training data without an end, drawn at random by a function, as micro-batches of this rank.
@@ -286,11 +287,12 @@ class Context:
             seed: the seed of the draws, and of the generators for each micro-batch.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
             multiple_of: every micro-batch has a multiple of so many samples.
+            batch_change: the earlier `global_batch`, whose change to the present one at a resume is meant.
             **options: options of torch's DataLoader (`num_workers`, `pin_memory`, ...).
 
         Raises:
             BatchError: the global batch cannot be split over this world.
-            CheckpointError: the checkpoint has other data.
+            CheckpointError: the checkpoint has other data, or another `global_batch` without consent.
             UsageError: there is a training loader already, an option has no meaning here, or the ranks' arguments
                 differ.
         """
@@ -303,7 +305,7 @@ class Context:
         loader = TrainLoader(order, plan, source, self._iterate, global_batch)
         check_same_data(order._asdict() | {"global_batch": global_batch}, self._group)
         self._checkpointing.set_order(order._asdict())
-        self._checkpointing.set_batch(global_batch, None)
+        self._checkpointing.set_batch(global_batch, batch_change)
         announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader
