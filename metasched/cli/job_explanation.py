@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, size, where, world_sizes_text
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
-from metasched.store.time_use import TimeUse
+
+if TYPE_CHECKING:  # importing it imports the database
+    from metasched.store.time_use import TimeUse
 
 STALE_SECONDS = 30.0
 _WAITING = ("held", "queued")
