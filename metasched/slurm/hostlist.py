@@ -8,6 +8,7 @@ from itertools import groupby
 
 _MAX_HOSTS = 100_000
 _MAX_NAME = 255  # characters of one name
+_MAX_CHARACTERS = 4 * 1024**2  # of all names together: 100,000 names of a real cluster have a fourth of that
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", re.ASCII)
 _NUMBER_AT_END = re.compile(r"[0-9]{1,12}\Z", re.ASCII)
 
@@ -16,13 +17,19 @@ def expand(text: str) -> list[str]:
     """Expand a host list into node names, in the list's order.
 
     Raises:
-        ValueError: the text is not a host list, names more than 100,000 hosts, or has a name of over 255 characters.
+        ValueError: the text is not a host list, names more than 100,000 hosts, has a name of over 255 characters, or
+            names of over 4 MiB in all.
     """
     names: list[str] = []
+    characters = 0
     for item in _items(text):
-        names.extend(_expand_item(item))
+        expanded = _expand_item(item)
+        names.extend(expanded)
+        characters += sum(map(len, expanded))
         if len(names) > _MAX_HOSTS:
             raise ValueError(f"more than {_MAX_HOSTS} hosts")
+        if characters > _MAX_CHARACTERS:
+            raise ValueError(f"names of more than {_MAX_CHARACTERS} characters in all")
     return names
 
 
@@ -68,8 +75,11 @@ def _expand_item(item: str) -> list[str]:
         choices = _ranges(part[1:-1]) if part.startswith("[") else [part]
         if len(names) * len(choices) > _MAX_HOSTS:
             raise ValueError(f"more than {_MAX_HOSTS} hosts")
-        if len(names[-1]) + max(map(len, choices)) > _MAX_NAME:
+        longest = len(names[-1]) + max(map(len, choices))
+        if longest > _MAX_NAME:
             raise ValueError(f"a name of more than {_MAX_NAME} characters")
+        if len(names) * len(choices) * longest > _MAX_CHARACTERS:
+            raise ValueError(f"names of more than {_MAX_CHARACTERS} characters in all")
         names = [name + choice for name in names for choice in choices]
     return names
 

@@ -26,7 +26,12 @@ def test_host_lists_are_expanded(text, names):
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1", "n1]", "n[[1]]", "n[2-1]", "n[a]", "n[]", "a,,b", "n[1-999999]", "n[1-400]m[1-400]"]
+    "text",
+    [
+        *("n[1", "n1]", "n[[1]]", "n[2-1]", "n[a]", "n[]", "a,,b", "n[1-999999]", "n[1-400]m[1-400]"),
+        f"{'n' * 40}[1-99999]",
+        ",".join([f"{'n' * 250}[1-300]"] * 100),
+    ],
 )
 def test_an_invalid_host_list_is_refused(text):
     """A list that would fill the memory is refused, too."""
