@@ -24,6 +24,7 @@ NAMES = sorted(path.parent.name for path in SCRIPTS.glob("*/plain.py"))
 NEEDS = {
     "hydra_style": ("hydra",),
     "hf_argument_parser": ("transformers", "accelerate"),
+    "lightning_cli": ("pytorch_lightning", "jsonargparse"),
 }
 """Packages that a script needs besides torch."""
 STOP_AT = 10

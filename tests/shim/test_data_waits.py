@@ -35,12 +35,12 @@ def hang():
         Path("hung").touch()
         time.sleep(600)
 
-if how == "start":
+if how in ("start", "fingerprints"):
     os.register_at_fork(after_in_child=hang)
 torch.manual_seed(0)
 model = ctx.wrap(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-loader = ctx.loader(Numbers(), global_batch=24, shuffle=False, num_workers=1)
+loader = ctx.loader(Numbers(), global_batch=24, shuffle=False, num_workers=1, check_samples=how != "start")
 ctx.track(model=model, optimizer=optimizer)
 for epoch in ctx.epochs(1):
     for x in loader:
@@ -85,3 +85,11 @@ def test_a_worker_that_does_not_come_up_is_replaced(run_code):
     assert "loader worker 0 has not come up in" in outputs[0]
     trained = [number for line in outputs[0].splitlines() if line.startswith("trained") for number in line.split()[1:]]
     assert trained == [str(number) for number in range(48)]
+
+
+def test_a_worker_that_hangs_before_the_training_is_left_behind(run_code):
+    """Where the worker that reads the samples to compare hangs in its fork, the training goes on, and ends."""
+    codes, outputs = run_code(SCRIPT, "fingerprints", 60, size=1)
+    assert codes == [0], outputs
+    assert "training samples are not compared between ranks and restarts" in outputs[0]
+    assert "whole" in outputs[0]

@@ -44,7 +44,7 @@ loader = ctx.loader(dataset, global_batch=4)
 refused(UsageError, "once", lambda: ctx.loader(dataset, global_batch=4))
 ctx.track(net=net)
 refused(UsageError, "in one call", lambda: ctx.track(net=net))
-refused(UsageError, "inside `for epoch", lambda: next(iter(loader)))
+refused(UsageError, "inside ctx.epochs", lambda: next(iter(loader)))
 refused(UsageError, "belong in", lambda: ctx.step(optimizer))
 for epoch in ctx.epochs(1):
     for (x,) in loader:

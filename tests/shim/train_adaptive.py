@@ -18,7 +18,7 @@ from trainer_shim.data.plan_switch import PlanSwitch
 from trainer_shim.session import trainer_session, vote_interval
 
 RULES = {
-    "accordion": trainer_shim.Accordion(threshold=0.3, every=0.5),
+    "accordion": trainer_shim.Accordion(threshold=0.5, every=0.5),
     "gns": trainer_shim.NoiseScale(factor=0.2, every=0.5),
     "schedule": trainer_shim.BatchSchedule({1: 20, 3: 60}),
 }

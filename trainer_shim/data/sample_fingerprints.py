@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.loader_workers import DatasetWrapper, LoaderReads
 from trainer_shim.data.permutation import Permutation
 from trainer_shim.data.seeding import derive_seed, seed_generators
 
@@ -89,24 +89,26 @@ def fingerprint_samples(dataset: Any, size: int, seed: int, options: dict[str, A
     reader = _FingerprintReader(dataset, seed)
     items: Iterator[Fingerprint | None]
     with _preserved_generators():
-        if options.get("num_workers"):
-            context = options.get("multiprocessing_context")
-            if torch.multiprocessing.get_start_method() != "fork" or context is not None:
-                return Fingerprints({}, "the loader's workers are not forked")
-            items = iter(
-                DataLoader(
-                    reader,
-                    batch_size=None,
-                    sampler=indices,
-                    num_workers=1,
-                    collate_fn=_unchanged,
-                    timeout=SECONDS,
-                    worker_init_fn=options.get("worker_init_fn"),
-                )
-            )
-        else:
-            items = map(reader.__getitem__, indices)
-        return _collect(indices, items)
+        if not options.get("num_workers"):
+            return _collect(indices, map(reader.__getitem__, indices))
+        context = options.get("multiprocessing_context")
+        if torch.multiprocessing.get_start_method() != "fork" or context is not None:
+            return Fingerprints({}, "the loader's workers are not forked")
+        loader: DataLoader[Any] = DataLoader(
+            reader,
+            batch_size=None,
+            sampler=indices,
+            num_workers=1,
+            collate_fn=_unchanged,
+            timeout=SECONDS,
+            worker_init_fn=options.get("worker_init_fn"),
+        )
+        reads = LoaderReads(loader, reader.progress)
+        items = reads.start()
+        result = _collect(indices, items)
+        if result.why_none is not None:
+            reads.end_workers()  # one that hangs in its fork ignores SIGTERM, and Python's exit would wait for it
+        return result
 
 
 def _collect(indices: list[int], items: Iterator[Fingerprint | None]) -> Fingerprints:
