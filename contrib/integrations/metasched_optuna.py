@@ -131,12 +131,12 @@ class TrialJobs:
         for step, value in sorted(values.items()):
             if step > told and pruned is None:
                 trial.report(value, step)
-                if job["finished"] is None and trial.should_prune():
+                if job.get("finished") is None and trial.should_prune():
                     pruned = step
         if pruned is not None and "pruned" not in frozen.user_attrs:
             self._order(job["uid"], end=True, words=f"pruned at step {pruned}")
             trial.set_user_attr("pruned", pruned)
-        if job["finished"] is None:
+        if job.get("finished") is None:  # of a live job, fields at their defaults are left out
             return
         last = values[max(values)] if values else math.nan
         if pruned is not None:
