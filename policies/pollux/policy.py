@@ -25,6 +25,7 @@ from metasched.core.batching import BatchPlan
 from metasched.core.model import Decision, Grant, Job, NodeAdvice, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from metasched.core.retention import is_non_preemptible
 from metasched.throughput.goodput import HYSTERESIS, Goodput, TunedBatch
 from metasched.throughput.job_goodput import is_tuned
 from policies.pollux.allocation_problem import Ints
@@ -163,7 +164,7 @@ def _decision(snapshot: Snapshot, found: RoundProblem, allocation: Ints) -> Deci
     grants, fallback, waits = [], [], {}
     for number, job in enumerate(found.jobs):
         row = allocation[number]
-        if found.problem.pinned[number] and job.placement is not None:
+        if job.placement is not None and (found.problem.pinned[number] or is_non_preemptible(job)):
             held = job.placement
             grants.append(Grant(job.uid, held.gpus, Reason(Code.RUNS_TO_END), gpu_type=held.gpu_type, exact=held))
         elif row.any():

@@ -99,6 +99,7 @@ def round_problem(
     limits = np.array([[_most_on(job, node) for node in nodes] for job in jobs], dtype=np.int64)
     limits = limits.reshape(len(jobs), len(nodes))
     pinned = np.array([bool(present[i].any()) and _is_kept(job, snapshot) for i, job in enumerate(jobs)], dtype=bool)
+    limits[[is_non_preemptible(job) and not pinned[i] for i, job in enumerate(jobs)]] = 0  # its nodes are not listed
     least = np.array([job.min_gpus for job in jobs], dtype=np.int64)
     most = np.array([_most_gpus(job) for job in jobs], dtype=np.int64)
     widest = most_gpus_of_a_node(node_gpus, node_types, len(types))

@@ -118,6 +118,14 @@ def test_a_pinned_job_keeps_what_it_holds():
     assert result.targets["a"].nodes == ("v100-1",)
 
 
+def test_a_pinned_job_whose_nodes_are_gone_keeps_what_it_holds():
+    """No other placement may be prescribed for it, however good."""
+    pinned = running(job("p", 2, preempt=Preempt.SUSPEND), "gone")
+    result = decide([pinned, adaptive()], nodes(2))
+    assert result.targets["p"] == pinned.placement
+    assert "a" in result.targets
+
+
 def test_jobs_that_no_node_can_hold_wait_with_a_reason():
     """They count in no other job's way."""
     result = decide([job("wide", 64), adaptive()], nodes(2))
