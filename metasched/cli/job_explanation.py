@@ -75,7 +75,7 @@ def time_use_words(use: TimeUse) -> list[str]:
     """Return sentences on how the job used the time on its resources; none before its trainers reported steps."""
     if use.trained is None:
         return []
-    parts = [f"starts took {duration(use.started)}"]
+    parts = [f"starts took {duration(use.starting)}"]
     if use.data is not None:
         parts.append(f"waits for data {duration(use.data)}")
     if use.sync is not None:

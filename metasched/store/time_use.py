@@ -16,7 +16,7 @@ class TimeUse:
 
     Attributes:
         held: wall time of the runs that started, without suspensions.
-        started: from each start by Slurm to the first step; of a run without a step, all of it.
+        starting: from each start by Slurm to the first step; of a run without a step, all of it.
         trained: steps without their waits; None where no trainer reported steps.
         data: waits for data within steps; None where not measured.
         sync: waits of ranks for other ranks within steps; None where not measured.
@@ -25,7 +25,7 @@ class TimeUse:
     """
 
     held: float
-    started: float
+    starting: float
     trained: float | None
     data: float | None
     sync: float | None
@@ -40,7 +40,7 @@ def time_use(runs: Iterable[RunRecord], now: float) -> TimeUse:
     steps = _total(run.step_seconds for run in begun)
     return TimeUse(
         held=sum(run.seconds_at(now) for run in begun),
-        started=sum(_start_seconds(run, now) for run in begun),
+        starting=sum(_start_seconds(run, now) for run in begun),
         trained=None if steps is None else max(0.0, steps - (data or 0.0) - (sync or 0.0)),
         data=data,
         sync=sync,

@@ -255,9 +255,7 @@ class Context:
         )
         if self._consent is not None and loader.is_stream:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
-        check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
-        self._checkpointing.set_order(loader.order._asdict())
-        self._checkpointing.set_batch(global_batch, batch_change)
+        self._continue_data(loader, global_batch, batch_change)
         if check_samples:
             self._checkpointing.check_samples(dataset, loader, options)
         announce_dead_workers(loader.progress, self.rank)
@@ -303,12 +301,17 @@ class Context:
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         source = RandomSource(draw, order, plan, self.rank, options)
         loader = TrainLoader(order, plan, source, self._iterate, global_batch)
-        check_same_data(order._asdict() | {"global_batch": global_batch}, self._group)
-        self._checkpointing.set_order(order._asdict())
-        self._checkpointing.set_batch(global_batch, batch_change)
+        self._continue_data(loader, global_batch, batch_change)
         announce_dead_workers(loader.progress, self.rank)
         self._loader = loader
         return loader
+
+    def _continue_data(self, loader: TrainLoader, global_batch: int, batch_change: int | None) -> None:
+        """Check that all ranks have the loader's order and batch, and that the checkpoint is continued with them."""
+        order = loader.order._asdict()
+        check_same_data(order | {"global_batch": global_batch}, self._group)
+        self._checkpointing.set_order(order)
+        self._checkpointing.set_batch(global_batch, batch_change)
 
     def adapts(self, rule: BatchRule | str, *, regimes: int | None = None) -> None:
         """Let the batch change by a rule of the script, and tell metasched the rule; before `epochs`.

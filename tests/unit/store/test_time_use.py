@@ -32,4 +32,4 @@ def test_a_trainer_whose_clock_is_wrong_starts_within_its_run():
     """A first step before the start, or after the end, counts as no start and as a whole run."""
     early = RunRecord("a", 1, started=100.0, ended=130.0, first_step_at=50.0, step_seconds=30.0)
     late = RunRecord("a", 2, started=200.0, ended=230.0, first_step_at=900.0, step_seconds=30.0)
-    assert time_use([early, late], 300.0).started == 30.0
+    assert time_use([early, late], 300.0).starting == 30.0
