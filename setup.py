@@ -20,10 +20,13 @@ DAEMON = [
     "sqlite-utils>=4.2",
     "structlog>=24.1",
 ]
+WEB = ["jinja2>=3.1.6", "starlette>=0.47", "uvicorn>=0.34"]
 SIMULATOR = ["matplotlib>=3.8"]  # for plots alone
 EXAMPLES = ["optuna>=4"]  # for contrib/examples/hpo.py
 INTEGRATIONS = ["accelerate>=1.0", "pytorch-lightning>=2.4", "transformers>=4.46"]
 TEST = [
+    "axe-core-python",  # what checks pages for accessibility, in a browser
+    "httpx2",  # what starlette's test client stands on
     "hypothesis",
     "mypy",
     "pre-commit",
@@ -31,6 +34,7 @@ TEST = [
     "pytest-timeout",
     "pytest-xdist",
     "ruff",
+    "selenium>=4.20",
     "setuptools>=70.1",  # a test builds the wheel
     "time-machine",
 ]
@@ -54,7 +58,7 @@ setup(
     ],
     python_requires=">=3.9",
     packages=find_packages(include=["metasched*", "policies*", "trainer_shim*"]),
-    package_data={"": ["py.typed"]},
+    package_data={"": ["py.typed"], "metasched.web": ["static/**", "templates/**"]},
     scripts=["slurm_scripts/metasched-run"],  # pip has it run by the Python that it installs into
     data_files=[  # byte for byte, for other hosts
         (
@@ -70,6 +74,7 @@ setup(
         "pyslurm": ["pyslurm"],
         "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],
         "test": TEST,
+        "web": [f'{requirement}; python_version >= "3.11"' for requirement in WEB],
     },
     entry_points={
         "console_scripts": ["metasched = metasched.cli:main"],
