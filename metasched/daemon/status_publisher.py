@@ -289,7 +289,7 @@ class StatusPublisher:
         """Return what the store has of a job's runs."""
         known = self._pasts.get(record.uid)
         current = record.current
-        started = record.run if current is None or current.started is not None else -record.run
+        started = record.run, current is None, current is not None and current.started is not None
         stopping = () if current is None else current.stopped_for
         if known is None or known.key != started:
             runs = self._store.runs(record.uid)
@@ -400,9 +400,12 @@ _Ids = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """The runs of a job: a key of those counted, world sizes, and uids of the jobs for which the latest was stopped."""
+    """The runs of a job: world sizes, and the uids of the jobs for which the latest was stopped.
 
-    key: int
+    ``key`` is another one where another run is the latest, or where it has started or ended.
+    """
+
+    key: tuple[int, bool, bool]
     sizes: tuple[int, ...]
     stopped_for: tuple[str, ...]
 

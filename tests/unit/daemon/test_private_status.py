@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from metasched.configuration.config import Access
 from metasched.core.reasons import Code, Reason, without_strangers
@@ -171,7 +172,7 @@ def test_a_file_is_written_where_its_content_has_changed(site):
     assert changed == {f"private/{NUMBERS['nobody']}.json"}
 
 
-def test_without_lists_owners_have_no_file(open_tmp, monkeypatch, capsys):
+def test_without_lists_owners_have_no_file(open_tmp, monkeypatch):
     """The daemon says so once and goes on; its own user sees all."""
 
     def unsupported(*_):
@@ -181,10 +182,11 @@ def test_without_lists_owners_have_no_file(open_tmp, monkeypatch, capsys):
     monkeypatch.setattr("metasched.shared_dir.private_files.os.fchown", unsupported)
     site = FakeSite(open_tmp)
     site.slurm.add("--hold", "--gres=gpu:1", comment="metasched", user="nobody")
-    site.run(10)
+    with capture_logs() as logs:
+        site.run(10)
     assert files(site) == {"all.json"}
     assert site.status().seen == "all"
-    assert capsys.readouterr().out.count("status_not_shown_to_owners") == 1
+    assert [log["event"] for log in logs].count("status_not_shown_to_owners") == 1
     site.close()
 
 
