@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
-from metasched.cli.job_explanation import explanation, history, time_use_words
+from metasched.cli.job_explanation import explanation, fairness_words, history, time_use_words
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
@@ -20,6 +20,7 @@ from metasched.core.reasons import from_json
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
+from metasched.store.fairness import FairnessRecord
 from metasched.store.time_use import time_use
 
 _LATEST = 10
@@ -38,6 +39,7 @@ class Past:
     decisions: Sequence[DecisionRecord]
     actions: Sequence[ActionRecord]
     events: Sequence[EventRecord]
+    fairness: FairnessRecord | None = None
 
 
 @click.command("explain", short_help="Say in words why a job runs or waits.")
@@ -58,6 +60,8 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
     sentences = [*explanation(found, status, now), *history(found, now)]
     if past is not None:
         sentences += time_use_words(time_use(past.runs, now))
+        if past.fairness is not None:
+            sentences += fairness_words(past.fairness)
     if as_json:
         details = {} if past is None else _plain(past)
         echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})
@@ -105,6 +109,7 @@ def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | N
                 decisions=store.recent_decisions(uid, _LATEST),
                 actions=store.recent_actions(_LATEST, uid),
                 events=store.recent_events(_LATEST, uid),
+                fairness=store.fairness(uid),
             )
     except (MetaschedError, OSError):
         if given is not None:
@@ -124,6 +129,7 @@ def _plain(past: Past) -> dict[str, Any]:
             }
             for one in past.actions
         ],
+        "fairness": None if past.fairness is None else dataclasses.asdict(past.fairness),
         "events": [{**dataclasses.asdict(event), **text_fields(event.text)} for event in past.events],
     }
 

@@ -14,10 +14,11 @@ from metasched.core.reasons import Code, Reason, from_text, to_json
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
     from metasched.core.model import PlannedRun
-    from metasched.shared_dir.published_status import AdviceStatus, JobStatus, PlannedStatus
+    from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, PlannedStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
+_REASON_WIDTH = 60
 
 COUNT = click.IntRange(1, 10**9)  # of rows; SQLite's integers have 64 bits
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -137,6 +138,21 @@ def remaining_seconds(job: JobStatus) -> float | None:
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
     return max(job.total_steps - job.progress_steps, 0.0) / (job.steps_per_second * job.step_gain)
+
+
+def node_note(node: NodeStatus) -> str:
+    """Return why a node accepts no jobs or which jobs it is for, and the GPUs that other jobs hold; hostile text."""
+    parts = []
+    if not node.accepts:
+        why = f": {clean(node.reason, _REASON_WIDTH)}" if node.reason else ""
+        by = f" (by {node.drained_by})" if node.drained_by else ""
+        parts.append(f"takes no new jobs{why}{by}")
+    if node.reservation:
+        until = "" if node.reserved_until is None else f" until {clock(node.reserved_until)}"
+        parts.append(f"reserved ({node.reservation}){until}")
+    if node.gpus_others:
+        parts.append(f"{counted(node.gpus_others, 'GPU')} held by jobs that metasched does not schedule")
+    return "; ".join(parts)
 
 
 def advice_text(advice: AdviceStatus) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, size, where, world_sizes_text
+from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
 
 if TYPE_CHECKING:  # importing it imports the database
+    from metasched.store.fairness import FairnessRecord
     from metasched.store.time_use import TimeUse
 
 STALE_SECONDS = 30.0
+SHOWN_DEFINITION = LIVE_DEFINITIONS[0]
+"""The definition of the rho that a job's status has."""
 _WAITING = ("held", "queued")
 
 
@@ -29,7 +33,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         return [*lines, f"Why: {job.reason.rstrip('.')}."] if job.reason_also else lines
     if job.reason:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
-    lines += _planned_lines(job, now)
+    lines += [*_place_lines(job), *_stopped_lines(job, status), *_planned_lines(job, now)]
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
     lines += [*_app_lines(job, status), *_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
@@ -68,7 +72,22 @@ def history(job: JobStatus, now: float) -> list[str]:
         if job.loss is not None:
             parts.append(f"loss {job.loss:.4g}")
         lines.append(f"{', '.join(parts)}.")
+    if job.rho is not None and job.finished is None:
+        lines.append(f"Its finish-time fairness (rho) is estimated at {job.rho:.2f}: {_rho_words(job.rho)}.")
+    elif job.rho is not None:
+        lines.append(f"Its finish-time fairness (rho) was {job.rho:.2f}: {_rho_words(job.rho)}.")
     return lines
+
+
+def fairness_words(record: FairnessRecord) -> list[str]:
+    """Return a sentence on rho by the other definitions, of a job that has completed; none where there is none."""
+    others = [f"{value:.2f} by {name}" for name, value in record.rho.items() if name != SHOWN_DEFINITION]
+    return [f"Its rho is {', '.join(others)} (docs/researcher/METRICS.md)."] if others else []
+
+
+def _rho_words(rho: float) -> str:
+    factor = f"{rho:.2g} times" if rho >= 1 else f"{rho:.0%} of"
+    return f"{factor} the time that would be fair, from submission to end"
 
 
 def time_use_words(use: TimeUse) -> list[str]:
@@ -102,6 +121,26 @@ def _state(job: JobStatus, now: float) -> str:
         "stopping": f"is being stopped on {place}: it writes a checkpoint and gives its resources back",
     }
     return states.get(job.status, f"is {job.status}")
+
+
+def _place_lines(job: JobStatus) -> list[str]:
+    """Return a sentence on the job's place among those that wait, where it has one."""
+    if job.place is None:
+        return []
+    return [f"Its place is {job.place} among the jobs that wait{', the next to start' if job.place == 1 else ''}."]
+
+
+def _stopped_lines(job: JobStatus, status: Status) -> list[str]:
+    """Return a sentence on the jobs that got the GPUs of the job's last run, of those that the reader may see."""
+    if job.status not in (*_WAITING, "stopping") or not (job.stopped_for or job.stopped_for_others):
+        return []
+    known = {one.uid: one for one in (*status.finished, *status.jobs)}
+    named = [f"{one.slurm_job_id} of {one.user}" for uid in job.stopped_for if (one := known.get(uid)) is not None]
+    others = len(job.stopped_for) - len(named) + job.stopped_for_others
+    if not named:
+        return [f"It was stopped for {counted(others, 'other job')}."]
+    more = f" and {counted(others, 'other job')}" if others else ""
+    return [f"It was stopped for {listed(named)}{more}."]
 
 
 def _planned_lines(job: JobStatus, now: float) -> list[str]:

@@ -18,6 +18,7 @@ from metasched.cli.formatting import (
     co_runner_text,
     duration,
     gpus_text,
+    node_note,
     planned_text,
     progress_text,
     runs_text,
@@ -33,7 +34,6 @@ from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 _NAME_WIDTH = 32
-_REASON_WIDTH = 60
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
 
 
@@ -82,9 +82,17 @@ def headline(status: Status, now: float) -> Text:
         line.append(f"\n{told}", style="yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
-    elif status.sharing_note:
-        line.append(f"\nNo two jobs share a GPU: {clean(status.sharing_note)}", style="dim")
+    for text in _what_is_missing(status):
+        line.append(f"\n{text}", style="dim")
     return line
+
+
+def _what_is_missing(status: Status) -> Iterator[str]:
+    """Yield what the reader does not see, and what the cluster cannot do."""
+    if status.jobs_are_private and status.seen != "all":
+        yield "Other users' jobs are not shown (Slurm's PrivateData)"
+    if status.sharing_note and not status.sharing:
+        yield f"No two jobs share a GPU: {clean(status.sharing_note)}"
 
 
 def _what_an_admin_must_do(nodes: Sequence[NodeStatus]) -> Iterator[str]:
@@ -107,8 +115,7 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Return the table of nodes: GPUs that metasched's jobs hold, and GPUs that they may use."""
     made = table("NODE", "TYPE", "GPUS USED", "", right=("GPUS USED",))
     for node in nodes:
-        why = f": {clean(node.reason, _REASON_WIDTH)}" if node.reason else ""
-        note = None if node.accepts else f"takes no new jobs{why}"
+        note = clean(node_note(node))
         row(
             made, node.name, node.gpu_type, f"{node.gpus_used}/{node.gpus}", note, style=None if node.accepts else "dim"
         )
@@ -128,9 +135,10 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Return the table of live jobs; batch, speed-up and planned run have a column where any job has them."""
+    """Return the table of live jobs; place, batch, speed-up and planned run have a column where any job has them."""
     numbers = ("WAITED", "RAN", "RUNS")
     optional: dict[str, Callable[[JobStatus], str]] = {
+        "PLACE": lambda job: "" if job.place is None else str(job.place),
         "BATCH": batch_text,
         "SPEED-UP": speed_up_text,
         "PLANNED": lambda job: planned_text(job.planned, now),

@@ -81,6 +81,13 @@ def _shared(facts: Facts) -> Iterator[Finding]:
     if directory.locks is False:
         text = f"{directory.filesystem} at {directory.path} has no locks: two daemons could run at once"
         yield Finding("error", subject, text, "mount it with locks (Lustre: -o flock), or name another directory")
+    if directory.problem is None and directory.grants is False:
+        text = (
+            f"{directory.filesystem or 'the file system'} at {directory.path} has no access control lists: owners of "
+            "jobs and admins see no loss, speed and progress, and under PrivateData no jobs"
+        )
+        fix = "mount it with POSIX access control lists (`acl`), or name another directory; a daemon of root needs none"
+        yield Finding("warning", subject, text, fix)
     several = not isinstance(facts.slurm, SlurmError) and len(facts.slurm.nodes) > 1
     if directory.problem is None and directory.filesystem not in NETWORK and several:
         text = (
@@ -97,6 +104,9 @@ def _started(facts: Facts) -> Iterator[Finding]:
     """Check what else would keep the daemon from starting: the database and the client for writes."""
     if facts.store is not None:
         yield Finding("error", "database", facts.store, "`metasched db check` says more")
+    if facts.unknown_admins:
+        text = f"this host knows no user or group {_some(facts.unknown_admins)}: they see what everybody sees"
+        yield Finding("warning", "[access]", text, "correct the names, or let the host know them (nsswitch.conf)")
     if facts.writer is not None:
         yield Finding("error", "[slurm] client", facts.writer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import os
 import pwd
 import shutil
@@ -19,6 +20,7 @@ from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE, LOCK
 from metasched.installation.job_submit_lua import read_plugin
 from metasched.shared_dir.lock import LockFileError, holder
+from metasched.shared_dir.private_files import Readers, grant
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.client_factory import make_client
@@ -30,6 +32,7 @@ from metasched.store import MissingStoreError, OlderStoreError, Store, StoreErro
 COMMAND_SECONDS = 30.0  # timeout of any one command
 LOOKS = 3  # at GPUs that Slurm counts as allocated without a job: a job may just start or end
 LOOK_SECONDS = 1.0  # from one look to the next
+SOMEBODY = 65534  # a Unix user, `nobody` on most hosts, for whom a file is made readable to try it
 PARALLEL_NODES = 16  # nodes that are checked at the same time
 
 # Run as a job on a compute node: checks for the shared directory and for the programs that jobs need.
@@ -53,6 +56,7 @@ class Directory:
         open_to_all: whether every user may make and remove files there.
         readable_by_all: whether every user may open the files there.
         missing: whether the directory does not exist yet.
+        grants: whether this user can let another user read a file there; None if not tried.
     """
 
     path: Path
@@ -63,6 +67,7 @@ class Directory:
     open_to_all: bool = False
     readable_by_all: bool = False
     missing: bool = False
+    grants: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Facts:
         slurm: the facts about Slurm, or the error where Slurm does not answer.
         writer: why the configured pyslurm client does not work; None if it works or is not configured.
         store: the damage of the database, in words; None if it is sound, or does not exist yet.
+        unknown_admins: names in ``[access]`` that are no users and groups of this host.
     """
 
     config: Config
@@ -113,6 +119,7 @@ class Facts:
     slurm: Slurm | SlurmError
     writer: str | None = None
     store: str | None = None
+    unknown_admins: tuple[str, ...] = ()
 
 
 def gather(config: Config, client: SlurmClient) -> Facts:
@@ -129,12 +136,13 @@ def gather(config: Config, client: SlurmClient) -> Facts:
         slurm=_ask(client),
         writer=_writer(config),
         store=_store(config.paths.state / DATABASE),
+        unknown_admins=_unknown_admins(config),
     )
 
 
 def probe_directory(path: Path) -> Directory:
     """Try to write and lock in a directory; a missing directory is tried in its nearest parent that exists."""
-    problem, locks = None, None
+    problem, locks, grants = None, None, None
     try:
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
     except OSError as error:
@@ -144,7 +152,7 @@ def probe_directory(path: Path) -> Directory:
     else:
         try:
             with tempfile.TemporaryFile(dir=existing) as file:
-                locks = _can_lock(file.fileno())
+                locks, grants = _can_lock(file.fileno()), _can_grant(file.fileno())
         except OSError as error:
             problem = f"{existing} cannot be written by this user: {error.strerror}"
     free = None
@@ -160,6 +168,7 @@ def probe_directory(path: Path) -> Directory:
         open_to_all=mode & stat.S_IWOTH != 0,
         readable_by_all=mode & stat.S_IXOTH != 0,
         missing=existing != path,
+        grants=grants,
     )
 
 
@@ -169,6 +178,26 @@ def _can_lock(file: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _can_grant(file: int) -> bool:
+    try:
+        grant(file, Readers(frozenset({SOMEBODY})))
+    except OSError:
+        return False
+    return True
+
+
+def _unknown_admins(config: Config) -> tuple[str, ...]:
+    """Return the admins of the configuration that this host does not know."""
+    unknown = []
+    for names, look_up in ((config.access.admins, pwd.getpwnam), (config.access.admin_groups, grp.getgrnam)):
+        for name in names:
+            try:
+                look_up(name)
+            except KeyError:
+                unknown.append(name)
+    return tuple(unknown)
 
 
 def _filesystem(path: Path) -> str:

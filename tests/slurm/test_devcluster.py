@@ -24,7 +24,10 @@ from metasched.devcluster.errors import (
     NoClusterError,
     StartError,
 )
+from metasched.shared_dir import published_status
 from tests.saved import until_cluster_saved
+from tests.slurm.conftest import JOB_SUBMIT
+from tests.slurm.site import Site
 
 SMALL = (NodeGroup(count=1, gpus=2),)
 OTHER_USER = "nobody"
@@ -517,3 +520,37 @@ def test_launcher_of_a_checkout(shared_tmp):
     missing = run("status")
     assert missing.returncode == 1
     assert "no cluster" in missing.stderr
+
+
+@as_root
+def test_users_read_their_own_jobs_whole(make_cluster):
+    """An owner reads the own job whole, another user what is public, and under PrivateData nothing of it."""
+    site = Site(make_cluster(job_submit=JOB_SUBMIT, groups=SMALL))
+    site.base.chmod(0o755)
+
+    def seen_by(user):
+        os.seteuid(pwd.getpwnam(user).pw_uid)
+        try:
+            status = published_status.read(site.base / "shared")
+        finally:
+            os.seteuid(0)
+        return status.seen, [job.total_steps for job in status.jobs]
+
+    try:
+        options = ["--hold", "--parsable", "--chdir=/", "--output=/dev/null", "--gres=gpu:1"]
+        tag = "--comment=metasched total_steps=77"
+        site.cluster.run("runuser", "-u", OTHER_USER, "--", "sbatch", *options, tag, "--wrap", "sleep 300")
+        site.start()
+        site.wait(lambda: (status := site.status()) and status.jobs)
+        site.wait(lambda: seen_by(OTHER_USER) == ("own", [77]))
+        assert seen_by("daemon") == ("public", [None])
+        with site.cluster.conf.open("a") as conf:
+            conf.write("PrivateData=jobs\n")
+        site.cluster.run("scontrol", "reconfigure")
+        site.terminate()
+        site.start()
+        site.wait(lambda: site.status().jobs_are_private)
+        site.wait(lambda: seen_by(OTHER_USER) == ("own", [77]))
+        assert seen_by("daemon") == ("public", [])
+    finally:
+        site.close()

@@ -389,3 +389,30 @@ def test_meanings_are_inherited_and_shared():
         """
 
     assert meanings(Derived) == {"a": "both of them.", "b": "another."}
+
+
+def test_shared_storage_without_access_control_lists_is_a_warning():
+    """Owners would not see the losses of their own jobs."""
+    facts = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, grants=False))
+    (found,) = complaints(facts)
+    assert (found.level, found.subject) == ("warning", "[paths] shared")
+    assert "nfs4 at" in found.text
+    assert "access control lists" in found.fix
+
+
+def test_admins_that_the_host_does_not_know_are_a_warning():
+    """They would see what everybody sees."""
+    (found,) = complaints(dataclasses.replace(FACTS, unknown_admins=("jane",)))
+    assert (found.level, found.subject) == ("warning", "[access]")
+    assert "jane" in found.text
+
+
+def test_lists_are_tried_where_the_shared_directory_is(tmp_path, monkeypatch):
+    """A file system that refuses them is told from one that has them."""
+    assert probe_directory(tmp_path).grants is not None
+    monkeypatch.setattr("metasched.installation.facts.grant", _refuses)
+    assert probe_directory(tmp_path).grants is False
+
+
+def _refuses(*_):
+    raise OSError
