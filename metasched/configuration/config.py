@@ -251,16 +251,6 @@ class History(_Section):
         return self
 
 
-class Standby(_Section):
-    """Copies of the database, for a daemon on another host that takes over.
-
-    Attributes:
-        copy_seconds: time between copies of the database into the shared directory; 0 for none.
-    """
-
-    copy_seconds: _SecondsOrZero = 60.0
-
-
 class Access(_Section):
     """The users who may see all jobs whole. Everybody sees own jobs whole, and of other jobs what Slurm lets users see.
 
@@ -271,6 +261,16 @@ class Access(_Section):
 
     admins: _Names = ()
     admin_groups: _Names = ()
+
+
+class Standby(_Section):
+    """Copies of the database, for a daemon on another host that takes over.
+
+    Attributes:
+        copy_seconds: time between copies of the database into the shared directory; 0 for none.
+    """
+
+    copy_seconds: _SecondsOrZero = 60.0
 
 
 def _absolute_text(value: str) -> str:
@@ -348,8 +348,8 @@ class Config(_Section):
     accounting: AccountingOptions = AccountingOptions()
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
-    standby: Standby = Standby()
     access: Access = Access()
+    standby: Standby = Standby()
     web: WebOptions = WebOptions()
     log: Log = Log()
 

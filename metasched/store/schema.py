@@ -112,6 +112,7 @@ _STATEMENTS = (
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
+    *("load", "fairness"),
 )
 
 
@@ -249,6 +250,27 @@ def _time_use(db: Database) -> None:
     db.execute("ALTER TABLE checkpoints ADD COLUMN stall_seconds REAL")
     db.execute("CREATE INDEX runs_ended ON runs (ended) WHERE ended IS NOT NULL")
     db.execute("CREATE INDEX decisions_first_round ON decisions (first_round)")
+
+
+@migrations(name="0017_fairness")
+def _fairness(db: Database) -> None:
+    """For whom runs were stopped, the cluster's load over time, and the finish-time fairness of ended jobs."""
+    db.execute("ALTER TABLE runs ADD COLUMN stopped_for TEXT")
+    db.execute(
+        """CREATE TABLE load (
+             at REAL PRIMARY KEY, jobs INTEGER NOT NULL, apps INTEGER NOT NULL, requested INTEGER NOT NULL,
+             capacity TEXT NOT NULL, job_seconds REAL NOT NULL, app_seconds REAL NOT NULL,
+             contention_seconds REAL NOT NULL) WITHOUT ROWID"""
+    )
+    db.execute(
+        """CREATE TABLE fairness (
+             uid TEXT PRIMARY KEY REFERENCES jobs, user TEXT NOT NULL, account TEXT, finished REAL NOT NULL,
+             gpu_seconds REAL NOT NULL, alone REAL, measured INTEGER NOT NULL, pollux REAL, shockwave_live REAL,
+             gavel REAL, themis REAL) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX fairness_finished ON fairness (finished)")
+    db.execute("CREATE INDEX fairness_user ON fairness (user, finished)")
+    db.execute("CREATE INDEX fairness_account ON fairness (account, finished)")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

@@ -11,10 +11,19 @@ from pathlib import Path
 import structlog
 
 from metasched.shared_dir import published_status
-from metasched.shared_dir.published_status import FILE_NAME, JOBS_FILE_NAME, JobStatus, Status, StatusError
+from metasched.shared_dir.published_status import (
+    ALL_FILE_NAME,
+    FILE_NAME,
+    JOBS_FILE_NAME,
+    PRIVATE_DIRECTORY,
+    JobStatus,
+    Status,
+    StatusError,
+)
 
 log = structlog.get_logger()
 
+_FILES = (FILE_NAME, JOBS_FILE_NAME, f"{PRIVATE_DIRECTORY}/{ALL_FILE_NAME}")
 _Key = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -56,7 +65,7 @@ class PublishedStatus:
             return self._publication
 
     def _present_key(self) -> _Key:
-        return tuple(_identity(self._shared / name) for name in (FILE_NAME, JOBS_FILE_NAME))
+        return tuple(_identity(self._shared / name) for name in _FILES)
 
     def _read(self) -> Publication:
         last = self._publication
@@ -68,6 +77,8 @@ class PublishedStatus:
             return Publication(last.status, str(error), last.jobs, last.uids, last.number + 1)
         if last.problem and last.status is not None:
             log.info("status_readable")
+        if status.seen != "all" and (last.status is None or last.status.seen == "all"):
+            log.warning("status_not_whole", fix="name the user of this process in [access] admins")
         jobs = {job.uid: job for job in (*status.finished, *status.jobs)}
         return Publication(status, "", jobs, {job.slurm_job_id: job.uid for job in jobs.values()}, last.number + 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from starlette.requests import Request
@@ -22,10 +22,11 @@ GROUPED_NODES = 64
 """Number of nodes from which alike ones are shown as one group."""
 GROUPS = 256
 """Groups of nodes on one page at most."""
-FREE, DOWN, OURS, PRIVATE = "free", "down", "job", "private"
-"""Uses of GPUs: free, out of service, held by a job, held by a job that the viewer may not see."""
+FREE, DOWN, OURS, PRIVATE, OTHERS, LEAKED = "free", "down", "job", "private", "others", "leaked"
+"""Uses of GPUs: free, out of service, held by a job, by a job that the viewer may not see, by a job that metasched does
+not schedule, and counted by Slurm as allocated although no job holds them."""
 _FITTING = 4  # characters that fit above one GPU
-USES = (OURS, PRIVATE, FREE, DOWN)
+USES = (OURS, PRIVATE, OTHERS, FREE, DOWN, LEAKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class NodeGroup:
         gpus: GPUs of each node.
         accepts: whether the nodes take jobs.
         reason: why they take none, in words; "" for no reason.
-        leaked: GPUs of each node that Slurm counts as allocated although no job holds them.
+        drained_by: the Unix user who took them out of service; "" if not known.
+        reservation: the reservation that rules them now; "" for none.
+        reserved_until: its end, unix seconds; None if not known.
         segments: uses of a node's GPUs, jobs first.
     """
 
@@ -81,7 +84,9 @@ class NodeGroup:
     gpus: int
     accepts: bool
     reason: str
-    leaked: int
+    drained_by: str
+    reservation: str
+    reserved_until: float | None
     segments: tuple[Segment, ...]
 
     @property
@@ -99,51 +104,50 @@ def groups_of(status: Status, viewer: Viewer) -> list[NodeGroup]:
     each = [_single(node, held.get(node.name, ()), viewer) for node in status.nodes]
     if len(each) < GROUPED_NODES:
         return each
-    together: dict[tuple[object, ...], list[NodeGroup]] = {}
+    together: dict[NodeGroup, list[str]] = {}
     for group in each:
-        alike = (group.gpu_type, group.gpus, group.accepts, group.reason, group.leaked, group.segments)
-        together.setdefault(alike, []).append(group)
-    return [
-        NodeGroup(tuple(name for one in alike for name in one.names), *_content(alike[0]))
-        for alike in together.values()
-    ]
-
-
-def _content(group: NodeGroup) -> tuple[str | None, int, bool, str, int, tuple[Segment, ...]]:
-    return group.gpu_type, group.gpus, group.accepts, group.reason, group.leaked, group.segments
+        together.setdefault(replace(group, names=()), []).extend(group.names)
+    return [replace(alike, names=tuple(names)) for alike, names in together.items()]
 
 
 def _single(node: NodeStatus, jobs: Sequence[JobStatus], viewer: Viewer) -> NodeGroup:
     return NodeGroup(
-        (node.name,),
-        node.gpu_type,
-        node.gpus,
-        node.accepts,
-        node.reason,
-        node.gpus_leaked,
-        tuple(_segments(node, jobs, viewer)),
+        names=(node.name,),
+        gpu_type=node.gpu_type,
+        gpus=max(node.gpus_total, node.gpus),
+        accepts=node.accepts,
+        reason=node.reason,
+        drained_by=node.drained_by,
+        reservation=node.reservation,
+        reserved_until=node.reserved_until,
+        segments=tuple(_segments(node, jobs, viewer)),
     )
 
 
 def _segments(node: NodeStatus, jobs: Sequence[JobStatus], viewer: Viewer) -> Iterable[Segment]:
-    left = node.gpus
+    left = max(node.gpus_total, node.gpus)
     shown: set[str] = set()
-    hidden = 0
+    held = hidden = 0
     for job in sorted(jobs, key=lambda job: job.uid):
-        gpus = min(job.nodes[node.name], left)
+        gpus = min(job.nodes[node.name], left - held)
         if job.slurm_job_id in shown or gpus <= 0:  # its co-runner is there already
             continue
-        left -= gpus
+        held += gpus
         if job.co_runner is not None:
             shown.add(job.co_runner)
         if viewer.may_see(job):
             yield Segment(OURS, gpus, job.uid, job.slurm_job_id, job.name, job.user, job.co_runner is not None)
         else:
             hidden += gpus
-    if hidden:
-        yield Segment(PRIVATE, hidden)
-    if left > 0:
-        yield Segment(FREE if node.accepts else DOWN, left)
+    hidden += max(0, node.gpus_used - held)  # of jobs that the page itself may not read
+    left -= max(held, node.gpus_used)
+    uses = {PRIVATE: hidden, OTHERS: min(node.gpus_others, max(left, 0))}
+    left -= uses[OTHERS]
+    uses[LEAKED] = min(node.gpus_leaked, max(left, 0))
+    uses[FREE if node.accepts else DOWN] = left - uses[LEAKED]
+    for use, gpus in uses.items():
+        if gpus > 0:
+            yield Segment(use, gpus)
 
 
 def totals(groups: Iterable[NodeGroup]) -> Mapping[str, int]:

@@ -140,7 +140,7 @@ def public_fields(job: JobStatus, viewer: Viewer) -> dict[str, Any]:
         "account": job.account,
         "state": state_of(job),
         "status": job.status,
-        "place": getattr(job, "place", None),
+        "place": job.place,
         "gpus": job.gpus,
         "min_gpus": job.min_gpus,
         "max_gpus": job.max_gpus,
@@ -161,12 +161,12 @@ def public_fields(job: JobStatus, viewer: Viewer) -> dict[str, Any]:
         "progress_steps": job.progress_steps if details else None,
         "steps_per_second": job.steps_per_second if details else None,
         "loss": job.loss if details else None,
+        "rho": job.rho if details else None,
     }
 
 
 def _place(job: JobStatus) -> float:
-    place: float | None = getattr(job, "place", None)
-    return _LAST if place is None else place
+    return _LAST if job.place is None else job.place
 
 
 def _found(view: View, wanted: Filter) -> Found:
@@ -182,7 +182,7 @@ def _page(request: Request) -> Response:
         {
             "job": job,
             "state": state_of(job),
-            "place": getattr(job, "place", None),
+            "place": job.place,
             "gpus": gpus_text(job),
             "progress": progress_text(job) if view.viewer.may_see_details(job) else "",
             "tone": tone(job.uid),
@@ -201,10 +201,14 @@ def _page(request: Request) -> Response:
         states=STATES,
         sorts=SORTS,
         users=sorted({job.user for job in jobs})[:_MOST_CHOICES],
+        deferred=[one for one in (view.status.deferred if view.status else ()) if view.viewer.may_see_user(one.user)][
+            :_MOST_DEFERRED
+        ],
         accounts=sorted({job.account for job in jobs if job.account})[:_MOST_CHOICES],
     )
 
 
+_MOST_DEFERRED = 5  # notices of jobs that are not taken in
 _MOST_CHOICES = 200  # users or accounts that the filter suggests
 
 

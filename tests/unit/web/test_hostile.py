@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metasched.shared_dir.published_status import FILE_NAME, JOBS_FILE_NAME
+from metasched.shared_dir.published_status import ALL_FILE_NAME, FILE_NAME, PRIVATE_DIRECTORY
 from tests.unit.web.conftest import JOB, NODES, WAITING, make_status
 
 PATHS = ["/", "/queue", "/api/v1/cluster", "/api/v1/queue"]
@@ -100,7 +100,7 @@ def break_half(shared):
 
 
 def break_jobs(shared):
-    (shared / JOBS_FILE_NAME).write_bytes(b"\xff\xfe{")
+    (shared / PRIVATE_DIRECTORY / ALL_FILE_NAME).write_bytes(b"\xff\xfe{")
 
 
 def break_format(shared):

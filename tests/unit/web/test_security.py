@@ -144,10 +144,9 @@ def test_loss_and_speed_are_for_owner_and_admins(site):
 @pytest.mark.parametrize(
     ("user", "uids"), [("ann", {"u1"}), ("bob", {"u2"}), ("cho", {"u2"}), ("eve", set()), ("root", {"u1", "u2"})]
 )
-def test_private_data_hides_jobs(site, monkeypatch, user, uids):
+def test_private_data_hides_jobs(site, user, uids):
     """Under PrivateData a viewer sees own jobs, those of coordinated accounts, or all as an admin, on every page."""
-    monkeypatch.setattr("metasched.web.site.jobs_are_private", lambda status: True)
-    site.publish(jobs=(JOB, replace(WAITING, nodes={"n1": 2})))
+    site.publish(jobs=(JOB, replace(WAITING, nodes={"n1": 2})), jobs_are_private=True)
     client = site.client(user)
     assert {job["uid"] for job in client.get("/api/v1/queue").json()["jobs"]} == uids
     cluster = client.get("/api/v1/cluster").json()
