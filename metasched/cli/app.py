@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import clean
 from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
+from metasched.presentation.formatting import clean
 
 # Each subcommand's module has an attribute `command`; importing all modules would make `metasched status` slow.
 COMMANDS = (
@@ -24,6 +24,7 @@ COMMANDS = (
     "init",
     "check",
     "daemon",
+    "web",
     "policies",
     "replay",
     "simulate",

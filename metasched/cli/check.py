@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.formatting import clean, echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
+from metasched.presentation.formatting import clean
 
 if TYPE_CHECKING:
     from metasched.installation.checks import Finding

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.formatting import echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.simulation_options import make_case, policies_option, show_metrics
 from metasched.slurm.command_runner import sbatch
 

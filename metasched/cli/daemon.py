@@ -6,8 +6,8 @@ import os
 
 import click
 
-from metasched.cli.formatting import clean
 from metasched.cli.paths import CommandPaths
+from metasched.presentation.formatting import clean
 
 
 @click.command("daemon", short_help="Schedule the cluster.")

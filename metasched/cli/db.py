@@ -17,12 +17,13 @@ import click
 
 from metasched.cli import history_tables, tables
 from metasched.cli.explain import JobNotFoundError
-from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
+from metasched.cli.json_output import COUNT, echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
 from metasched.core.reason_words import counted
 from metasched.daemon.failover import term_of_copy
+from metasched.presentation.formatting import clean, listed, size, text_fields
 from metasched.shared_dir.lock import DaemonLock
 from metasched.store import DamagedStoreError, JobRecord, Store
 from metasched.store.connection import exists

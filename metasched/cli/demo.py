@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.formatting import clean, duration, where, world_sizes_text
 from metasched.core.errors import MetaschedError
+from metasched.presentation.formatting import clean, duration, where, world_sizes_text
 from metasched.shared_dir.published_status import JobStatus, Status
 
 if TYPE_CHECKING:

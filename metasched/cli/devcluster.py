@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.formatting import echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
 from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.devcluster.script_paths import slurm_script
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
-from metasched.cli.job_explanation import explanation, fairness_words, history, time_use_words
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.core.reasons import from_json
+from metasched.presentation.formatting import clean, listed, reason_fields, text_fields
+from metasched.presentation.job_explanation import explanation, fairness_words, history, time_use_words
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from metasched.cli.formatting import clock, duration, where
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import from_text
+from metasched.presentation.formatting import clock, duration, where
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
 from metasched.configuration.field_docs import meanings
 from metasched.core.policy import Policy, installed_policies
 

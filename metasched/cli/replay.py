@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import COUNT, clean, echo_json, json_option, reason_fields
+from metasched.cli.json_output import COUNT, echo_json, json_option
 from metasched.cli.paths import CommandPaths, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.core.policy import Policy, installed_policies
 from metasched.core.reason_words import words
+from metasched.presentation.formatting import clean, reason_fields
 from metasched.replay.replay import Difference, Replayed, replay
 from metasched.store import Store
 

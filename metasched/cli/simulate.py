@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.formatting import duration, echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.simulation_options import make_case, show_metrics
+from metasched.presentation.formatting import duration
 
 
 @click.command("simulate", short_help="Simulate a workload under one policy.")

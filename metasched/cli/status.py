@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.formatting import echo_json, json_option
-from metasched.cli.job_explanation import is_stale
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option
+from metasched.presentation.job_explanation import is_stale
 from metasched.shared_dir import published_status as published
 
 

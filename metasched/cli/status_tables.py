@@ -11,7 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.formatting import (
+from metasched.cli.tables import row, table
+from metasched.core.reason_words import counted
+from metasched.presentation.formatting import (
     advice_text,
     batch_text,
     clean,
@@ -26,9 +28,7 @@ from metasched.cli.formatting import (
     where,
     world_sizes_text,
 )
-from metasched.cli.job_explanation import is_stale
-from metasched.cli.tables import row, table
-from metasched.core.reason_words import counted
+from metasched.presentation.job_explanation import is_stale
 from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status
 from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command

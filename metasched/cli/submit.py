@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from metasched.cli.formatting import clean, echo_json, json_option
+from metasched.cli.json_output import echo_json, json_option
+from metasched.presentation.formatting import clean
 from metasched.slurm import command_runner
 from metasched.slurm.tags import FIRST_WORD, parse_tag
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.formatting import clean
+from metasched.presentation.formatting import clean
 
 _PIPE_WIDTH = 200
 

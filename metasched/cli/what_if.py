@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import duration, echo_json, json_option, planned_text
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
 from metasched.cli.simulation_options import parse_policy, policies_option
+from metasched.presentation.formatting import duration, planned_text
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")

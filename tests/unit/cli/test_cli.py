@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metasched.cli import formatting, job_explanation, main, submit
+from metasched.cli import main, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
+from metasched.presentation import formatting, job_explanation
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     BatchStatus,

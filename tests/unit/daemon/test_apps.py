@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from metasched.cli.job_explanation import explanation
 from metasched.core.model import End, Hold
 from metasched.core.reason_words import words
 from metasched.observe.observed_job import ENDED
+from metasched.presentation.job_explanation import explanation
 from metasched.shared_dir import published_status as published
 from metasched.slurm.client import JobState
 from tests.fakes.fake_slurm import FakeSlurm

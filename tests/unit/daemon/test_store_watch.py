@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from metasched.cli.job_explanation import explanation
 from metasched.daemon.controller import Controller
 from metasched.daemon.failover import take_over
 from metasched.daemon.process import Daemon
 from metasched.daemon.store_watch import StoreLockWatch
+from metasched.presentation.job_explanation import explanation
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.shared_dir.published_status import read as read_status
 from metasched.store import BusyStoreError, Store, connection

@@ -22,6 +22,7 @@ PACKAGES = {
     "time_shares": {"core", "capacity"},
     "scheduling": {"apps", "core", "capacity", "placement"},
     "store": {"core", "shared_dir"},
+    "presentation": {"core", "shared_dir", "store"},
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
     "history_import": {"core", "simulator", "slurm", "store"},
@@ -33,10 +34,11 @@ PACKAGES = {
         *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
+    "web": {"configuration", "core", "presentation", "shared_dir", "slurm", "store"},
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
-        *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation", "replay"),
-        *("shared_dir", "simulator", "slurm", "store"),
+        *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
+        *("presentation", "replay", "shared_dir", "simulator", "slurm", "store", "web"),
     },
 }
 # The same for the folders of trainer_shim/, besides `errors`.

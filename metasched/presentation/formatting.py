@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
@@ -19,9 +16,6 @@ if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 _REASON_WIDTH = 60
-
-COUNT = click.IntRange(1, 10**9)  # of rows; SQLite's integers have 64 bits
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -199,8 +193,3 @@ def text_fields(text: str) -> dict[str, Any]:
         return {"text": text}
     fields = reason_fields(reason)
     return {"text": fields.pop("reason"), **fields}
-
-
-def echo_json(data: Any) -> None:
-    """Print a value as one JSON document."""
-    click.echo(json.dumps(data, indent=1, default=str))

@@ -1,6 +1,6 @@
 """Sentences on a job's use of time."""
 
-from metasched.cli.job_explanation import time_use_words
+from metasched.presentation.job_explanation import time_use_words
 from metasched.store.time_use import TimeUse
 
 

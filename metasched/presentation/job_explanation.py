@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metasched.cli.formatting import duration, listed, planned_text, remaining_seconds, size, where, world_sizes_text
 from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.reason_words import counted
+from metasched.presentation.formatting import (
+    duration,
+    listed,
+    planned_text,
+    remaining_seconds,
+    size,
+    where,
+    world_sizes_text,
+)
 from metasched.shared_dir.published_status import JobStatus, PlanStatus, Status
 
 if TYPE_CHECKING:  # importing it imports the database

@@ -1,0 +1,1 @@
+"""Records in words and numbers for people: shared by the command line and the web page. Pure."""
