@@ -7,6 +7,7 @@ A new key is a field here with a line under ``Attributes:``, from which its expl
 
 from __future__ import annotations
 
+import re
 import tomllib
 import typing
 from fnmatch import fnmatchcase
@@ -260,6 +261,70 @@ class Standby(_Section):
     copy_seconds: _SecondsOrZero = 60.0
 
 
+class AccessOptions(_Section):
+    """Users who may see everything, beside the daemon's own user and root.
+
+    Attributes:
+        admins: names of users.
+        admin_groups: names of Unix groups; their members may see everything.
+    """
+
+    admins: _Names = ()
+    admin_groups: _Names = ()
+
+
+def _absolute_text(value: str) -> str:
+    return str(_absolute(Path(value)))
+
+
+def _path_of_site(value: str) -> str:
+    if value and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value):
+        raise ValueError('must be "" or a path such as "/metasched", without a slash at its end')
+    return value
+
+
+def _header_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError("must be the name of an HTTP header, such as X-Remote-User")
+    return value
+
+
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"'self'|https?://[A-Za-z0-9.*:\[\]-]+", value):
+        raise ValueError("must be an origin such as https://ondemand.example.org, or 'self' in single quotes")
+    return value
+
+
+def _permissions(value: str) -> str:
+    if not re.fullmatch(r"0?[0-7]{3}", value):
+        raise ValueError('must be an octal mode such as "0660"')
+    return value
+
+
+class WebOptions(_Section):
+    """The web page, `metasched web`: a process of its own that only reads.
+
+    Attributes:
+        socket: absolute path of the Unix socket that the site's proxy connects to.
+        socket_mode: permissions of the socket, octal; whoever may connect can name any user.
+        socket_group: Unix group of the socket; empty for that of the process.
+        proxy_users: Unix users whose processes may connect; empty for all whom the socket's permissions admit.
+        user_header: HTTP header in which the proxy names the user; believed over the Unix socket alone.
+        root_path: path below which the proxy shows the page, such as ``/metasched``; empty for the top.
+        frame_ancestors: origins that may show the page in a frame.
+        coordinators: table of Slurm accounts, each with the list of users who coordinate it.
+    """
+
+    socket: Annotated[str, AfterValidator(_absolute_text)] = "/run/metasched-web/web.sock"
+    socket_mode: Annotated[str, AfterValidator(_permissions)] = "0660"
+    socket_group: str = ""
+    proxy_users: _Names = ()
+    user_header: Annotated[str, AfterValidator(_header_name)] = "X-Remote-User"
+    root_path: Annotated[str, AfterValidator(_path_of_site)] = ""
+    frame_ancestors: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], Field(strict=False)] = ()
+    coordinators: dict[str, _Names] = Field(default_factory=dict)
+
+
 class Log(_Section):
     """The daemon's log, on standard error.
 
@@ -284,6 +349,8 @@ class Config(_Section):
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     standby: Standby = Standby()
+    access: AccessOptions = AccessOptions()
+    web: WebOptions = WebOptions()
     log: Log = Log()
 
     @property

@@ -1,0 +1,31 @@
+"""Values of a query string: unknown keys are ignored, and values out of range become the nearest that can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+_LONGEST = 200
+_MOST_DIGITS = 9
+
+
+def text(request: Request, name: str) -> str:
+    """The value of a key, shortened, without blanks at its ends; "" for a missing one."""
+    return request.query_params.get(name, "")[:_LONGEST].strip()
+
+
+def choice(request: Request, name: str, known: Sequence[str], default: str) -> str:
+    """One of the known values; the default for any other."""
+    value = request.query_params.get(name, default)
+    return value if value in known else default
+
+
+def number(request: Request, name: str, default: int, *, least: int = 1, most: int = 10**_MOST_DIGITS) -> int:
+    """A whole number within a range; the default for what is no number, the nearest end for one outside."""
+    value = request.query_params.get(name, "").strip()
+    if not (value.isascii() and value.lstrip("-").isdigit()):
+        return default
+    if len(value) > _MOST_DIGITS:
+        return least if value.startswith("-") else most
+    return min(max(int(value), least), most)
