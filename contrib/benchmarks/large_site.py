@@ -51,7 +51,9 @@ def node_name(index: int) -> str:
 
 
 def fill_store(store: Store, sizes: Sizes, now: float) -> None:
-    """Insert the history into an empty store, in one transaction."""
+    """Insert the history into an empty store, in one transaction; a site without live jobs has no history."""
+    if not sizes.live:
+        return
     with store.transaction():
         many, write = store._write_many, store._write  # noqa: SLF001  rows in bulk; the store's own methods take hours
         jobs = f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_marks(_COLUMNS)})"  # noqa: S608  constants
