@@ -24,6 +24,7 @@ COMMANDS = (
     "init",
     "check",
     "daemon",
+    "web",
     "policies",
     "replay",
     "simulate",

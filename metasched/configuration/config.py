@@ -261,12 +261,12 @@ class Standby(_Section):
     copy_seconds: _SecondsOrZero = 60.0
 
 
-class AccessOptions(_Section):
-    """Users who may see everything, beside the daemon's own user and root.
+class Access(_Section):
+    """The users who may see all jobs whole. Everybody sees own jobs whole, and of other jobs what Slurm lets users see.
 
     Attributes:
-        admins: names of users.
-        admin_groups: names of Unix groups; their members may see everything.
+        admins: names of Unix users.
+        admin_groups: names of Unix groups.
     """
 
     admins: _Names = ()
@@ -349,7 +349,7 @@ class Config(_Section):
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     standby: Standby = Standby()
-    access: AccessOptions = AccessOptions()
+    access: Access = Access()
     web: WebOptions = WebOptions()
     log: Log = Log()
 
@@ -359,8 +359,12 @@ class Config(_Section):
         return self.schedule.poll_seconds + self.slurm.settle_seconds
 
 
-def load(path: Path, registry: Registry) -> Config:
+def load(path: Path, registry: Registry | None) -> Config:
     """Read and check a configuration file.
+
+    Args:
+        path: of the file.
+        registry: the installed policies; None for a process that decides nothing, which needs no policy's parameters.
 
     Raises:
         ConfigError: the file cannot be read, or has problems; the message has all of them.
@@ -384,12 +388,12 @@ def load(path: Path, registry: Registry) -> Config:
     return config.model_copy(update={"policy": PolicyChoice(name=config.policy.name, parameters=parameters)})
 
 
-def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[str]) -> PolicyParameters:
+def _take_parameters(data: dict[str, Any], registry: Registry | None, problems: list[str]) -> PolicyParameters:
     """Check ``[policy.parameters]`` against the chosen policy, and take it out of ``data``."""
     section = data.get("policy")
     raw: object = section.pop("parameters", {}) if isinstance(section, dict) else {}
     name = section.get("name", PolicyChoice().name) if isinstance(section, dict) else PolicyChoice().name
-    if not isinstance(name, str):
+    if registry is None or not isinstance(name, str):
         return PolicyParameters()  # the wrong type is reported with the rest of the file
     try:
         policy = registry.get(name)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from metasched.configuration.config import load
 from metasched.configuration.file_names import DATABASE
+from metasched.configuration.logs import configure_logs
 from metasched.core.policy import installed_policies
 from metasched.core.reason_words import words
 from metasched.daemon.actuator import describe
 from metasched.daemon.controller import Controller
-from metasched.daemon.process import configure_logs, make_policy
+from metasched.daemon.process import make_policy
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.store import MissingStoreError, Store

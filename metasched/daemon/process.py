@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +21,9 @@ import structlog
 from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 
-from metasched.configuration.config import Config, Log, differences, load
+from metasched.configuration.config import Config, differences, load
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
+from metasched.configuration.logs import configure_logs
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import Policy, Registry, installed_policies
 from metasched.daemon.background_solver import check_portable
@@ -66,27 +65,6 @@ class PolicyStartError(MetaschedError):
             f"[policy] name = {name!r}: it does not start ({type(error).__name__}: {error}); "
             "tell who provides it, or choose another, see `metasched policies`"
         )
-
-
-def configure_logs(options: Log) -> None:
-    """Send the daemon's logs to standard error, as text or as JSON lines."""
-    renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer() if options.format == "json" else structlog.dev.ConsoleRenderer(colors=False)
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[options.level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
-    logging.basicConfig(stream=sys.stderr, level=options.level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
 
 
 def make_policy(config: Config, registry: Registry) -> Policy:

@@ -75,6 +75,7 @@ def create_application(settings: WebSettings) -> Starlette:
         },
     )
     application.state.site = site
+    application.router.redirect_slashes = False  # a redirect would name the Host that the client sent
     return application
 
 

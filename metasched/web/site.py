@@ -107,7 +107,7 @@ class Site:
             UnknownViewerError: the request names no user that can be believed.
         """
         publication = self.published.current()
-        private = publication.status is not None and bool(getattr(publication.status, "jobs_private", False))
+        private = publication.status is not None and jobs_are_private(publication.status)
         return View(self.access.viewer(request, jobs_private=private), publication, time.time())
 
     def render(
@@ -131,6 +131,11 @@ class Site:
             **values,
         )
         return tagged(request, HTMLResponse(rendered, code))
+
+
+def jobs_are_private(status: Status) -> bool:
+    """Whether Slurm's PrivateData hides jobs from other users."""
+    return bool(getattr(status, "jobs_are_private", False))
 
 
 def site_of(request: Request) -> Site:

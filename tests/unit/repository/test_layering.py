@@ -38,7 +38,7 @@ PACKAGES = {
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
-        *("presentation", "replay", "shared_dir", "simulator", "slurm", "store"),
+        *("presentation", "replay", "shared_dir", "simulator", "slurm", "store", "web"),
     },
 }
 # The same for the folders of trainer_shim/, besides `errors`.

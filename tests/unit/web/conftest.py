@@ -1,5 +1,6 @@
 """A small site: its status, and a client for each user."""
 
+import contextlib
 import time
 from dataclasses import replace
 
@@ -85,7 +86,8 @@ def make_status(jobs=(JOB, WAITING), nodes=NODES, **changes):
 class SiteUnderTest:
     """A web page on a directory of its own."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, clients):
+        self._clients = clients
         self.shared = directory / "shared"
         self.shared.mkdir()
         self.settings = WebSettings(
@@ -103,9 +105,10 @@ class SiteUnderTest:
         made = TestClient(create_application(replace(self.settings, **settings)), raise_server_exceptions=False)
         if user is not None:
             made.headers[HEADER] = user
-        return made
+        return self._clients.enter_context(made)  # one event loop for all requests
 
 
 @pytest.fixture
 def site(tmp_path):
-    return SiteUnderTest(tmp_path)
+    with contextlib.ExitStack() as clients:
+        yield SiteUnderTest(tmp_path, clients)
