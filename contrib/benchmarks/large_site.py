@@ -155,9 +155,10 @@ def _running(sizes: Sizes) -> int:
 
 
 def _past_span(run: int, sizes: Sizes, now: float) -> tuple[float, float]:
-    """Start and end of a run that is over: the runs of a node follow each other."""
-    position, last = run // sizes.nodes, (sizes.runs - 1) // sizes.nodes
-    end = now - 1000 - (last - position) * (RUN_SECONDS + 100) - run % 7 * 10
+    """Start and end of a run that is over: the three runs of a job, and the jobs of a node, follow each other."""
+    job, part = divmod(run, 3)
+    position, last = job // sizes.nodes * 3 + part, (sizes.runs // 3 - 1) // sizes.nodes * 3 + 2
+    end = now - 1000 - (last - position) * (RUN_SECONDS + 100) - job % 7 * 10
     return end - RUN_SECONDS + run % 5 * 100, end
 
 
@@ -172,7 +173,7 @@ def _past_runs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
         begin, end = _past_span(run, sizes, now)
         held = end - begin
         yield (
-            *(past_uid(run // 3), run % 3 + 1, begin - 2, _placement(run, sizes), begin, end, causes[run % 3]),
+            *(past_uid(run // 3), run % 3 + 1, begin - 2, _placement(run // 3, sizes), begin, end, causes[run % 3]),
             *(begin + 40, held - 60, held * 0.1, GPUS_PER_NODE),
         )
 
@@ -196,7 +197,13 @@ def _decisions(rounds: int, sizes: Sizes) -> Iterator[tuple[Any, ...]]:
     each = max(1, sizes.runs // rounds)
     for run in range(sizes.runs // 3 * 3):
         number = min(rounds, 1 + run // each)
-        yield past_uid(run // 3), number, max(number, min(rounds - 1, number + 9)), _placement(run, sizes), runs_now
+        yield (
+            past_uid(run // 3),
+            number,
+            max(number, min(rounds - 1, number + 9)),
+            _placement(run // 3, sizes),
+            runs_now,
+        )
     for index in range(sizes.live):
         number = max(1, rounds - index % 10)
         if index < _running(sizes):
