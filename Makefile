@@ -1,11 +1,11 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
-TESTS := lint types unit oracles faults shim integrations slurm
+TESTS := lint types unit oracles faults browser shim integrations slurm
 KILLS ?= 200
 SECONDS ?= 180
 SEED ?= 1
@@ -25,7 +25,7 @@ help: ## this list
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: ## everything that must pass: the eight below, all of them even if one fails
+test: ## everything that must pass: the nine below, all of them even if one fails
 	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
@@ -44,6 +44,10 @@ oracles: python ## EXAMPLES=200 random instances of each policy against independ
 
 faults: python ## losses of power, and some campaigns of faults on a fake Slurm
 	$(PYTEST) tests/campaign
+
+browser: ## tests of the web page in Chromium (installs it where it is missing)
+	@contrib/bootstrap browser
+	$(PYTEST) --dist loadscope tests/browser
 
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim

@@ -24,6 +24,7 @@ GROUPS = 256
 """Groups of nodes on one page at most."""
 FREE, DOWN, OURS, PRIVATE = "free", "down", "job", "private"
 """Uses of GPUs: free, out of service, held by a job, held by a job that the viewer may not see."""
+_FITTING = 4  # characters that fit above one GPU
 USES = (OURS, PRIVATE, FREE, DOWN)
 
 
@@ -48,6 +49,12 @@ class Segment:
     name: str | None = None
     user: str | None = None
     shared: bool = False
+
+    @property
+    def label(self) -> str:
+        """The Slurm job id as it fits: on a single GPU its last digits, where it is long."""
+        text = self.slurm_job_id or ""
+        return f"…{text[-_FITTING + 1 :]}" if self.gpus == 1 and len(text) > _FITTING else text
 
     @property
     def tone(self) -> int:
