@@ -251,6 +251,18 @@ class History(_Section):
         return self
 
 
+class Access(_Section):
+    """The users who may see all jobs whole. Everybody sees own jobs whole, and of other jobs what Slurm lets users see.
+
+    Attributes:
+        admins: names of Unix users.
+        admin_groups: names of Unix groups.
+    """
+
+    admins: _Names = ()
+    admin_groups: _Names = ()
+
+
 class Standby(_Section):
     """Copies of the database, for a daemon on another host that takes over.
 
@@ -348,6 +360,7 @@ class Config(_Section):
     accounting: AccountingOptions = AccountingOptions()
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
+    access: Access = Access()
     standby: Standby = Standby()
     access: Access = Access()
     web: WebOptions = WebOptions()

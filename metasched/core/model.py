@@ -604,9 +604,11 @@ class Stop(Action):
 
     Attributes:
         deadline: unix seconds at which the run counts as not answering.
+        successors: uids of the jobs that get GPUs of the run, most important first.
     """
 
     deadline: float
+    successors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 Fact = str | int | float | tuple[Any, ...] | None
@@ -253,6 +253,26 @@ def from_json(data: Any) -> Reason:
             return Reason.text(data)
         case _:
             return Reason.text(json.dumps(data, default=str))
+
+
+def without_strangers(reason: Reason, known: Collection[str]) -> Reason:
+    """Return a reason, without further ones, that names no other jobs than known ones.
+
+    Args:
+        reason: the reason.
+        known: Slurm job ids that may be named.
+    """
+    facts = dict(reason.facts)
+    for name in ("job", "co_runner"):
+        if facts.get(name) is not None and facts[name] not in known:
+            facts[name] = "of another user"
+    jobs = facts.get("jobs")
+    if isinstance(jobs, tuple | list):
+        named = tuple(job for job in jobs if job in known)
+        more = facts.get("more")
+        hidden = len(jobs) - len(named) + (more if isinstance(more, int) else 0)
+        facts |= {"jobs": named or ("another user's",), "more": hidden if named else max(hidden - 1, 0)}
+    return Reason(reason.code, tuple(facts.items()))
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode

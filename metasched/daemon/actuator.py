@@ -365,7 +365,7 @@ class Actuator:
 
     def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:
         now = state.snapshot.now
-        self._store.stop_requested(job.uid, job.run, now)
+        self._store.stop_requested(job.uid, job.run, now, action.successors)
         lease = self._lease_of(job)
         if job.trainer_ready and lease is not None and lease.run == job.run:
             try:

@@ -19,8 +19,9 @@ from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.node_inventory import usable_node
 from metasched.observe.observed_job import ObservedJob, holds_unplannable_allocation
 from metasched.observe.observer import Observation
+from metasched.observe.reservations import Reservations
 from metasched.scheduling.gpu_shards import GpuShards
-from metasched.slurm.client import SlurmJob
+from metasched.slurm.client import SlurmJob, SlurmNode
 from metasched.store import Store
 
 
@@ -34,7 +35,9 @@ class ClusterState:
         gpu_shards: which job holds shards of which GPU; None where Slurm gives away whole GPUs only.
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
-        node_reasons: why nodes were taken out of service, by node name; nodes without a reason are missing.
+        slurm_nodes: the nodes as Slurm lists them, by name.
+        reservations: Slurm's reservations at the instant of the poll.
+        jobs_are_private: whether Slurm shows users their own jobs alone.
         version: the same object while no job changes by more than the time, comes or goes.
         holding: the jobs of the snapshot that hold an allocation.
         shared_records: see ``Observation``.
@@ -46,7 +49,9 @@ class ClusterState:
     gpu_shards: GpuShards | None = None
     arrived: int = 0
     completed: int = 0
-    node_reasons: Mapping[str, str] = field(default_factory=dict)
+    slurm_nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
+    reservations: Reservations = field(default_factory=Reservations, compare=False)
+    jobs_are_private: bool = False
     leaked: Mapping[str, int] = field(default_factory=dict)
     shared_records: frozenset[int] = frozenset()
     version: object = field(default_factory=object, compare=False)
@@ -170,7 +175,9 @@ class ClusterStateBuilder:
             gpu_shards=inventory.gpu_shards,
             arrived=self._intake.arrived,
             completed=tracked.ended,
-            node_reasons={node.name: node.reason for node in observation.nodes if node.reason and not node.accepts},
+            slurm_nodes={node.name: node for node in observation.nodes},
+            reservations=inventory.reservations,
+            jobs_are_private=observation.hides_jobs,
             version=arranged,
             holding=tuple([live[uid].job for uid in arranged.holding]),
             leaked=observation.leaked,

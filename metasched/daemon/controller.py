@@ -29,6 +29,7 @@ from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
+from metasched.daemon.fairness_status import cluster_load
 from metasched.daemon.restart_watch import RestartWatch
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.store_watch import StoreLogWatch
@@ -83,7 +84,7 @@ class Controller:
         policy: the policy in force.
     """
 
-    def __init__(  # noqa: PLR0917  its collaborators
+    def __init__(  # noqa: PLR0915, PLR0917  its collaborators and state
         self,
         config: Config,
         client: SlurmClient,
@@ -127,6 +128,7 @@ class Controller:
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._planned: Mapping[str, PlannedRun] = store.planned_runs()
+        self._ranked: Sequence[str] = ()
         self._degraded: Reason | None = None
         self._advice: tuple[NodeAdvice, ...] = ()
         self._degraded_rounds = 0
@@ -314,9 +316,14 @@ class Controller:
         return self._targets.get(uid), self._batches.get(uid)
 
     @property
+    def ranked(self) -> Sequence[str]:
+        """The uids of the jobs that do not run by the present round, the next to start first; empty before it."""
+        return self._ranked
+
+    @property
     def decided(self) -> tuple[object, ...]:
         """All that the present round says of jobs; the same objects until it says something else of any job."""
-        return self._reasons, self._planned, self._targets, self._batches
+        return self._reasons, self._planned, self._targets, self._batches, self._ranked
 
     def facts(self, uid: str) -> tuple[object, ...]:
         """What the present round says of one job: its reason, planned run, placement and batch plan."""
@@ -481,6 +488,7 @@ class Controller:
                 apps=result.apps,
                 ends=result.ends,
                 planned=result.decision.planned,
+                load=cluster_load(snapshot),
             )
         except StoreError:
             raise
@@ -504,6 +512,7 @@ class Controller:
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
         self._planned = result.decision.planned
+        self._ranked = result.ranked
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

@@ -10,31 +10,38 @@ import operator
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
-from metasched.configuration.config import Config
+from metasched.configuration.config import Access, Config
+from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.model import Job, Snapshot
+from metasched.core.model import Status as JobState
 from metasched.core.reason_words import words
-from metasched.core.reasons import Code, Reason, to_json
+from metasched.core.reasons import Code, Reason, from_json, to_json, without_strangers
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
+from metasched.daemon.fairness_status import alone_and_left, most_gpus_of_a_node
+from metasched.daemon.node_status import node_statuses
+from metasched.daemon.private_status import PrivateStatus
 from metasched.shared_dir.published_status import (
     AdviceStatus,
+    AppStatus,
     DeferredStatus,
     JobStatus,
-    NodeStatus,
     PlannedStatus,
     Status,
     StatusError,
     encode_job,
+    encode_jobs_file,
+    public_facts,
     publish_jobs,
     publish_summary,
 )
@@ -54,24 +61,34 @@ log = structlog.get_logger()
 
 
 class StatusPublisher:
-    """Writes the status file. A file that cannot be written is logged once, and scheduling continues."""
+    """Writes the status files. A file that cannot be written is logged once, and scheduling continues."""
 
     def __init__(self, store: Store, shared: Path, cluster: str) -> None:
         self._store = store
         self._shared = shared
         self._cluster = cluster
+        self._private = PrivateStatus(shared)
         self._last: Status | None = None
-        self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}  # by uid: key of the runs counted, world sizes
+        self._pasts: dict[str, _Past] = {}  # by uid
+        self._contention_before: dict[str, float] = {}  # by uid, the integral of the contention at the submission
         self._failed = False
         self._reuses = reuses_results()
         self._ended = Latest[tuple[JobStatus, ...]](reuses=self._reuses)
+        self._ids = Latest[_Ids](reuses=self._reuses)
+        self._most_gpus = Latest[Mapping[str, int]](reuses=self._reuses)
         self._rendered: dict[str, _RenderedJob] = {}  # by uid, in the order of the snapshot
         self._shown: tuple[object, ...] = ()  # version of the state and what was decided, of the last file of jobs
         self._decided: tuple[object, ...] = ()  # what the controller said of all jobs when they were rendered
         self._order: tuple[str, ...] = ()  # uids in the file of the live jobs
+        self._waiting: tuple[str, ...] = ()  # uids of the waiting jobs in the order of their places
+        self._finished: tuple[JobStatus, ...] | None = None  # in the latest private files
+        self._access: Access | None = None  # of the latest private files
+        self._were_private: bool | None = None  # whether Slurm hid jobs at the latest publication
+        self._parts: tuple[object, ...] = ()  # apps and deferred jobs in the latest private files
         self._outdated: set[str] = set()  # uids of jobs that were described again since they were rendered
         self._versions = count(time.time_ns())  # none is that of a file of an earlier daemon
-        self._version = 0
+        self._public_version = 0
+        self._whole_version = 0
 
     def publish(self, controller: Controller, state: ClusterState, described: Collection[str]) -> None:
         """Publish the state of this poll.
@@ -85,13 +102,18 @@ class StatusPublisher:
         if not self._is_due(controller, state):
             return
         snapshot = state.snapshot
-        self._publish_jobs(controller, state)
         finished = self._ended.of(
             lambda: tuple(self._ended_job(record) for record in self._recently_ended()), self._store.live_records()
         )
-        if self._sizes.keys() - state.jobs.keys():
-            shown = state.jobs.keys() | {job.uid for job in finished}
-            self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
+        apps, deferred = tuple(controller.app_statuses(snapshot.jobs)), _deferred(controller)
+        self._publish_jobs(controller, state, finished, apps, deferred)
+        gone = (self._pasts.keys() | self._contention_before.keys()) - state.jobs.keys()
+        if gone:
+            shown = {job.uid for job in finished}
+            self._pasts = {uid: past for uid, past in self._pasts.items() if uid not in gone or uid in shown}
+            for uid in gone:
+                self._contention_before.pop(uid, None)
+        integrals = self._store.load_integrals(snapshot.now)
         status = Status(
             published=snapshot.now,
             poll_seconds=controller.config.schedule.poll_seconds,
@@ -103,16 +125,19 @@ class StatusPublisher:
             round_at=controller.round_at,
             next_round=controller.next_round,
             slurm=controller.slurm_error or "ok",
-            nodes=_nodes(state),
+            nodes=node_statuses(state),
             jobs=(),
-            jobs_version=self._version,
+            jobs_version=self._public_version,
+            whole_version=self._whole_version,
+            jobs_are_private=state.jobs_are_private,
+            contention_seconds=None if integrals is None else integrals.contention_seconds,
             sharing=snapshot.sharing,
             sharing_note=why_no_sharing(controller.config, state),
             finished=finished,
             degraded="" if controller.degraded is None else words(controller.degraded),
             degraded_rounds=controller.degraded_rounds,
-            apps=tuple(controller.app_statuses(snapshot.jobs)),
-            deferred=_deferred(controller),
+            apps=apps,
+            deferred=deferred,
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
             store=controller.store_problem or "ok",
         )
@@ -126,34 +151,113 @@ class StatusPublisher:
         news = state.arrived or state.completed or len(state.jobs) != len(self._order)
         return bool(news) or (last.round, last.slurm) != (controller.round_number, controller.slurm_error or "ok")
 
-    def _publish_jobs(self, controller: Controller, state: ClusterState) -> None:
-        """Write the live jobs where the file has others."""
-        snapshot = state.snapshot
+    def _publish_jobs(
+        self,
+        controller: Controller,
+        state: ClusterState,
+        finished: tuple[JobStatus, ...],
+        apps: tuple[AppStatus, ...],
+        deferred: tuple[DeferredStatus, ...],
+    ) -> None:
+        """Write the files of jobs where they have others."""
+        snapshot, hidden = state.snapshot, state.jobs_are_private
         decided = controller.decided
         shown = (state.version, *decided)
         was_set_back = self._last is not None and self._last.published > snapshot.now  # ages are those of then
-        if not self._outdated and self._same_as_shown(shown) and self._version and not was_set_back:
+        parts = (apps, deferred) if hidden else ()
+        is_shown = self._same_as_shown(shown) and not was_set_back and not self._outdated
+        is_private_shown = (finished, controller.config.access, hidden, parts) == (
+            *(self._finished, self._access, self._were_private, self._parts),
+        )
+        if is_shown and is_private_shown and self._whole_version:
             return
         self._shown = shown
-        known = self._rendered if self._reuses and not was_set_back else {}
+        renders_all = not self._reuses or was_set_back or hidden is not self._were_private
+        known = {} if renders_all else self._rendered
         outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := snapshot.job.get(uid))}
         is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
         order = tuple([job.uid for job in snapshot.jobs])
-        changed = order != self._order
+        changed = {self._rendered[uid].job.user for uid in self._rendered.keys() - state.jobs.keys()}
+        is_public_changed = order != self._order or not self._public_version or hidden is not self._were_private
+        ids = self._ids.of(lambda: _ids_by_user(snapshot), state.version) if hidden else None
         rendered: dict[str, _RenderedJob] = {}
         for uid in order:
             before = known.get(uid)
             if before is not None and uid not in outdated and (is_decided or before.facts == controller.facts(uid)):
                 rendered[uid] = before
                 continue
-            shown_job = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
-            rendered[uid] = _RenderedJob(controller.facts(uid), encode_job(shown_job))
-            changed = True
-        self._rendered, self._decided, self._order = rendered, decided, order
+            found = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
+            rendered[uid] = after = _render(found, controller.facts(uid), before, ids)
+            is_public_changed = is_public_changed or before is None or after.public is not before.public
+            changed.add(found.user)
+        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(snapshot.job[uid])])
+        is_order_changed = waiting != self._waiting
+        self._rendered, self._decided, self._order, self._waiting = rendered, decided, order, waiting
         self._outdated.clear()
-        if changed or not self._version:
-            self._version = next(self._versions)
-            self._guarded(lambda: publish_jobs(self._shared, self._version, [one.encoded for one in rendered.values()]))
+        if not (changed or is_public_changed or is_order_changed) and is_private_shown:
+            return
+        version = next(self._versions)
+        encoded_order = [msgspec.json.encode(uid) for uid in waiting]
+        if is_public_changed or is_order_changed:
+            self._public_version = version
+            jobs = () if hidden else [one.public for one in rendered.values()]
+            places = () if hidden else encoded_order
+            self._guarded(lambda: publish_jobs(self._shared, version, jobs, places))
+        self._whole_version = version
+        self._private.write_all(
+            encode_jobs_file(
+                version,
+                [one.whole for one in rendered.values()],
+                order=encoded_order,
+                finished=map(encode_job, finished),
+                apps=apps if hidden else (),
+                deferred=deferred if hidden else (),
+            ),
+            controller.config.access,
+        )
+        self._publish_users(snapshot.now, changed, finished, parts, ids)
+        self._finished, self._access, self._were_private = finished, controller.config.access, hidden
+        self._parts = parts
+
+    def _publish_users(
+        self,
+        now: float,
+        changed: set[str],
+        finished: tuple[JobStatus, ...],
+        parts: tuple[Any, ...],
+        ids: _Ids | None,
+    ) -> None:
+        """Write the files of users with their own jobs.
+
+        Args:
+            now: unix seconds.
+            changed: names of the users with other live jobs than before.
+            finished: the jobs that ended last.
+            parts: where Slurm hides jobs, the apps and the jobs that are not taken in; else empty.
+            ids: where Slurm hides jobs, the Slurm job ids of each user's live jobs; else None.
+        """
+        ended: dict[str, list[bytes]] = {}
+        for job in finished:
+            ended.setdefault(job.user, []).append(encode_job(job if ids is None else _for_owner(job, ids)))
+        users = {one.job.user for one in self._rendered.values()} | ended.keys()
+        users |= {one.user for part in parts for one in part}
+        if parts or finished != self._finished:
+            changed = users
+        live: dict[str, list[bytes]] = {user: [] for user in changed}
+        for one in self._rendered.values():
+            if one.job.user in live:
+                live[one.job.user].append(one.whole if one.own is None else one.own)
+        places: dict[str, dict[str, int]] = {}
+        if parts:
+            for place, uid in enumerate(self._waiting, start=1):
+                places.setdefault(self._rendered[uid].job.user, {})[uid] = place
+
+        def content_of(user: str) -> bytes:
+            apps, deferred = ([one for one in part if one.user == user] for part in parts or ((), ()))
+            own = (live.get(user, []), places.get(user), ended.get(user, []))
+            return encode_jobs_file(0, own[0], places=own[1], finished=own[2], apps=apps, deferred=deferred)
+
+        self._private.write_users(users, changed, content_of, now)
 
     def _same_as_shown(self, shown: tuple[object, ...]) -> bool:
         return self._reuses and len(self._shown) == len(shown) and all(map(operator.is_, self._shown, shown))
@@ -181,25 +285,46 @@ class StatusPublisher:
             return
         self._failed = False
 
-    def _world_sizes(self, record: JobRecord) -> tuple[int, ...]:
-        """Return the GPUs (CPU-only: nodes) of each run that started, oldest first."""
-        known = self._sizes.get(record.uid)
-        started = record.run if record.current is None or record.current.started is not None else -record.run
-        if known is None or known[0] != started:
+    def _past(self, record: JobRecord) -> _Past:
+        """Return what the store has of a job's runs."""
+        known = self._pasts.get(record.uid)
+        current = record.current
+        started = record.run if current is None or current.started is not None else -record.run
+        stopping = () if current is None else current.stopped_for
+        if known is None or known.key != started:
             runs = self._store.runs(record.uid)
             sizes = tuple(run.placement.gpus or len(run.placement.nodes) for run in runs if run.placement is not None)
-            known = self._sizes[record.uid] = (started, sizes)
-        return known[1]
+            stopped = next((run.stopped_for for run in reversed(runs) if run.stopped_for), ())
+            known = self._pasts[record.uid] = _Past(started, sizes, stopped)
+        elif stopping and stopping != known.stopped_for:
+            known = self._pasts[record.uid] = replace(known, stopped_for=stopping)
+        return known
 
     def _recorded(self, record: JobRecord) -> dict[str, Any]:
         """Return the fields of ``JobStatus`` that the store has alike for live and for ended jobs."""
-        sizes = self._world_sizes(record)
+        past = self._past(record)
         names = ("uid", "slurm_job_id", "name", "user", "account", "submitted", "preemptions", "error")
         progress = ("progress_steps", "total_steps", "loss")
         return {name: getattr(record, name) for name in (*names, *progress)} | {
-            "runs": len(sizes),
-            "world_sizes": sizes,
+            "runs": len(past.sizes),
+            "world_sizes": past.sizes,
+            "stopped_for": past.stopped_for,
         }
+
+    def _fairness(self, job: Job, snapshot: Snapshot) -> dict[str, float | None]:
+        """Return the fields of ``JobStatus`` from which a live job's rho is estimated."""
+        most = self._most_gpus.of(lambda: most_gpus_of_a_node(snapshot.nodes), snapshot.nodes)
+        found = alone_and_left(job, most)
+        if found is None:
+            return {}
+        if job.uid not in self._contention_before:
+            integrals = self._store.load_integrals(job.submitted)
+            if integrals is None:
+                return {}
+            self._contention_before[job.uid] = integrals.contention_seconds
+        alone, left = found
+        before = self._contention_before[job.uid]
+        return {"alone_seconds": alone, "left_seconds": left, "contention_before": before}
 
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
         shown = job.blocked or controller.reason(job.uid)
@@ -235,6 +360,7 @@ class StatusPublisher:
             planned=_planned(job, controller),
             as_of=now,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
+            **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers
         )
 
     def _ended_job(self, record: JobRecord) -> JobStatus:
@@ -244,6 +370,7 @@ class StatusPublisher:
             ended_as = ended_as.and_also(record.end_reason)
         needed = record.requirements
         gpus = int(needed.get("gpus", 0))
+        fairness = self._store.fairness(record.uid)
         return JobStatus(
             **self._recorded(record),
             status=(record.end_state or "gone").lower(),
@@ -262,15 +389,86 @@ class StatusPublisher:
             steps_per_second=None,
             finished=record.finished,
             slo_seconds=needed.get("slo_seconds"),
+            alone_seconds=None if fairness is None else fairness.alone,
+            rho=None if fairness is None else fairness.rho.get(LIVE_DEFINITIONS[0]),
         )
+
+
+_Ids = Mapping[str, Mapping[str, str]]
+"""Slurm job ids by user and uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The runs of a job: a key of those counted, world sizes, and uids of the jobs for which the latest was stopped."""
+
+    key: int
+    sizes: tuple[int, ...]
+    stopped_for: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _RenderedJob:
-    """A live job as the file has it, with what the latest round had decided about it."""
+    """A live job as the files have it, with what the latest round had decided about it.
+
+    Attributes:
+        facts: what the round decided.
+        job: its status.
+        whole: JSON of the whole job.
+        public: JSON of what everybody may see.
+        own: JSON for the job's owner; None where that is the whole job.
+    """
 
     facts: tuple[object, ...]
-    encoded: bytes
+    job: JobStatus
+    whole: bytes
+    public: bytes
+    own: bytes | None = None
+
+
+def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | None, ids: _Ids | None) -> _RenderedJob:
+    """Render a job.
+
+    Args:
+        job: its status.
+        facts: what the round decided.
+        before: as it was rendered before; what everybody may see is the same object where the time alone changed it.
+        ids: where Slurm hides jobs, the Slurm job ids of each user's live jobs; else None.
+    """
+    if ids is not None:
+        return _RenderedJob(facts, job, encode_job(job), b"", encode_job(_for_owner(job, ids)))
+    same = before is not None and public_facts(job) == public_facts(before.job)
+    public = before.public if before is not None and same else encode_job(job, whole=False)
+    return _RenderedJob(facts, job, encode_job(job), public)
+
+
+def _ids_by_user(snapshot: Snapshot) -> _Ids:
+    found: dict[str, dict[str, str]] = {}
+    for job in snapshot.jobs:
+        found.setdefault(job.user, {})[job.uid] = job.slurm_job_id
+    return found
+
+
+def _for_owner(job: JobStatus, ids: _Ids) -> JobStatus:
+    """Return a job without what it tells of other users' jobs, for its owner where Slurm hides jobs."""
+    own = ids.get(job.user, {})
+    known = tuple(uid for uid in job.stopped_for if uid in own)
+    reason = from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
+    first, *others = (without_strangers(part, own.values()) for part in reason.parts)
+    told = first.and_also(*others)
+    return replace(
+        job,
+        stopped_for=known,
+        stopped_for_others=len(job.stopped_for) - len(known),
+        co_runner=job.co_runner if job.co_runner in own.values() else None,
+        reason=job.reason if told == reason else words(told),
+        **_reason_fields(told),
+    )
+
+
+def _waits(job: Job) -> bool:
+    """Whether a job waits for a round to start it."""
+    return job.status is JobState.HELD and job.blocked is None
 
 
 def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
@@ -313,25 +511,3 @@ def why_no_sharing(config: Config, state: ClusterState) -> str:
     if not config.sharing.enabled:
         return "[sharing] enabled is false"
     return "Slurm gives GPUs away whole: gres.conf names no shards (an even number of them for each GPU)"
-
-
-def _nodes(state: ClusterState) -> tuple[NodeStatus, ...]:
-    used: Counter[str] = Counter()
-    for job in state.holding:
-        # GPUs that two jobs share count once.
-        second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in state.jobs
-        if job.placement is not None and not second:
-            used.update(dict(job.placement.node_gpus))
-    reasons = state.node_reasons
-    return tuple(
-        NodeStatus(
-            node.name,
-            node.gpu_type,
-            node.gpus,
-            used[node.name],
-            node.accepts,
-            reasons.get(node.name, ""),
-            state.leaked.get(node.name, 0),
-        )
-        for node in state.snapshot.nodes
-    )

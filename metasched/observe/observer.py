@@ -24,6 +24,8 @@ from metasched.store import JobRecord, Store
 
 # From this release on Slurm remembers, when one of two jobs on a GPU has ended, that the other still holds its shards.
 SHARDS_REMEMBERED = (23, 2)
+SETTINGS_SECONDS = 60.0
+"""Time between reads of Slurm's settings, for PrivateData alone."""
 
 log = structlog.get_logger()
 
@@ -43,6 +45,7 @@ class Observation:
         others: the other jobs among ``listed``.
         records: the store's live jobs before intake, by uid.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
+        hides_jobs: whether Slurm shows users their own jobs alone (PrivateData).
     """
 
     now: float
@@ -55,6 +58,7 @@ class Observation:
     others: Sequence[SlurmJob]
     records: Mapping[str, JobRecord]
     leaked: Mapping[str, int] = field(default_factory=dict)
+    hides_jobs: bool = False
 
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
@@ -94,6 +98,8 @@ class Observer:
         self._forgets_shards = settings.version < SHARDS_REMEMBERED
         self._enforces_limits = enforces_limits(settings.values)
         self._leaked_gpus = LeakedGpus()
+        self._hides_jobs = settings.hides_jobs
+        self._settings_read: float | None = None  # unix seconds
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
         self._reuses = reuses = reuses_results()
@@ -135,7 +141,22 @@ class Observer:
             others=identified.others,
             records=records,
             leaked=self._leaked_gpus.update(nodes, listed, now),
+            hides_jobs=self._read_privacy(now),
         )
+
+    def _read_privacy(self, now: float) -> bool:
+        """Return whether Slurm hides jobs; `scontrol reconfigure` may change that while the daemon runs."""
+        last = self._settings_read
+        if last is None or not 0 <= now - last < SETTINGS_SECONDS:
+            self._settings_read = now
+            if last is not None:
+                try:
+                    self._hides_jobs = self._client.settings().hides_jobs
+                except SlurmUnavailableError:
+                    raise
+                except SlurmError as error:
+                    log.warning("settings_not_read", error=str(error))
+        return self._hides_jobs
 
     def _records(self) -> Mapping[str, JobRecord]:
         """Return the store's live jobs by uid, ordered by (submitted, uid)."""

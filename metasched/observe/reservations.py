@@ -43,6 +43,10 @@ class Reservations:
         """Whether a node is open to jobs for a limited time only, which the time shortens."""
         return bool(self._closings)
 
+    def ruling(self, node: str) -> Reservation | None:
+        """The active reservation that rules a node now; None for a node in none."""
+        return self._ruling.get(node)
+
     def on(self, node: Node, asked: Collection[str], *, reserved: bool) -> Node:
         """Return the node as reservations restrict it: whether it accepts jobs, of which reservation, for how long.
 

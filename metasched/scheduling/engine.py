@@ -66,6 +66,17 @@ class RoundResult:
     apps: AppsState = NO_APPS
     searches: tuple[App, ...] = ()
 
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """The uids of the jobs of the decision that do not run, the next to start first.
+
+        Grants that could not be placed come first, then the fallback, then the jobs that wait in the policy's order.
+        Under a policy of time shares that is the order of this round alone: the next one ranks the jobs anew.
+        """
+        decision = self.decision
+        uids = (*(grant.uid for grant in (*decision.grants, *decision.fallback)), *decision.waits)
+        return tuple([uid for uid in uids if uid not in self.targets])
+
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, apps: AppsState = NO_APPS) -> RoundResult:
     """Decide and place one round, as the module's pseudo-code says.

@@ -105,7 +105,9 @@ class _Planner:
         self.timeouts = timeouts
         self.busy_cpus: dict[str, int] = {}
         self.vacating: set[str] = set()
-        self.successors: dict[str, list[str]] = {}
+        self.successors: dict[str, list[Job]] = {}
+        self.free_gpus = {node.name: node.gpus for node in snapshot.nodes}  # that nobody holds, less those given away
+        self.rank = {uid: place for place, uid in enumerate(targets)}
         self.cpus = {node.name: node.cpus for node in snapshot.nodes}
         for job in snapshot.jobs:
             target = targets.get(job.uid)
@@ -115,7 +117,13 @@ class _Planner:
                     self.vacating.update(job.placement.nodes)
             if target is not None and target != job.placement:
                 for node in target.nodes:
-                    self.successors.setdefault(node, []).append(job.slurm_job_id)
+                    self.successors.setdefault(node, []).append(job)
+            for name, gpus in () if job.placement is None else job.placement.node_gpus:
+                self.free_gpus[name] = self.free_gpus.get(name, 0) - gpus
+            if target is not None and target != job.placement:
+                held = {} if job.placement is None else dict(job.placement.node_gpus)
+                for name, gpus in target.node_gpus:
+                    self.free_gpus[name] = self.free_gpus.get(name, 0) - max(0, gpus - held.get(name, 0))
 
     def missing_action(self, job: Job) -> Action | None:
         """The action that is missing for one job now; None for none."""
@@ -179,7 +187,8 @@ class _Planner:
                 return Requeue(job.uid, Reason.of(Code.STOP_UNANSWERED, seconds=self.timeouts.grace_seconds))
             return Stop(job.uid, stop_reason or Reason(Code.WAS_TO_LEAVE), deadline) if job.uid in self.unsent else None
         if stop_reason is not None:
-            return Stop(job.uid, stop_reason, self.now + self.timeouts.grace_seconds)
+            got = tuple(successor.uid for successor in self._successors_of(job))
+            return Stop(job.uid, stop_reason, self.now + self.timeouts.grace_seconds, got)
         return self.sharing.slice_actions.get(job.uid)
 
     def _ended(self, job: Job, why: Reason) -> Action | None:
@@ -225,12 +234,21 @@ class _Planner:
         """Why a job must give up its allocation."""
         if target is not None:
             return Reason.of(Code.MOVES, **_facts(target))
-        nodes = job.placement.nodes if job.placement is not None else ()
-        successors = sorted({successor for node in nodes for successor in self.successors.get(node, ())})
+        successors = sorted(successor.slurm_job_id for successor in self._successors_of(job))
         if not successors:
             return NOT_ITS_TURN
         named = tuple(successors[:MAX_NAMED_SUCCESSORS])
         return Reason.of(Code.PREEMPTED_FOR, jobs=named, more=len(successors) - len(named))
+
+    def _successors_of(self, job: Job) -> list[Job]:
+        """The jobs that get what a job gives up, most important first.
+
+        On a node with enough free GPUs for all newcomers, nobody needs the job's GPUs, unless all its nodes are such.
+        """
+        nodes = job.placement.nodes if job.placement is not None else ()
+        taken = [node for node in nodes if self.free_gpus.get(node, 0) < 0] or nodes
+        found = {one.uid: one for node in taken for one in self.successors.get(node, ()) if one.uid != job.uid}
+        return sorted(found.values(), key=lambda one: self.rank[one.uid])
 
 
 def _facts(place: Placement) -> dict[str, Fact]:

@@ -1,18 +1,24 @@
-"""The published status: two JSON files in the shared directory that everybody may read.
+"""The published status: JSON files in the shared directory, some for everybody and some for few.
 
 Users on login nodes cannot open the database, which is on the daemon's host; they read these files instead.
 ``status.json`` has everything but the live jobs, and is replaced at most once a second. ``status-jobs.json`` has the
 live jobs, and is replaced only when a job has changed by more than the passing of time: what grows with the time is
 computed by the reader. A new field has a default and leaves ``FORMAT`` as it is; daemon/status_publisher.py fills it,
 for live and for ended jobs.
+
+Everybody may read these two files, so that neither has a job's ``PRIVATE_FIELDS``; under Slurm's PrivateData=jobs
+neither has any job. The directory ``private`` has the whole jobs: ``all.json`` for the daemon's user and the admins,
+and a file for each user with that user's jobs (``shared_dir/private_files.py`` decides who may read them). ``read``
+returns as much as its caller may read.
 """
 
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +29,18 @@ from metasched.core.errors import MetaschedError
 
 FILE_NAME = "status.json"
 JOBS_FILE_NAME = "status-jobs.json"
-FORMAT = 3
+FORMAT = 4
 READ_TRIES = 20
 """Most readings of the two files until they are of one version; the daemon replaces one right after the other."""
 _RETRY_SECONDS = 0.01
+PRIVATE_DIRECTORY = "private"
+ALL_FILE_NAME = "all.json"
+"""In the private directory: the whole of all jobs. A user's file is named by the number of the Unix user."""
+PRIVATE_FIELDS = frozenset(
+    {"progress_steps", "total_steps", "steps_per_second", "loss", "step_gain", "batch"}
+    | {"alone_seconds", "left_seconds", "rho"}
+)
+"""Fields of ``JobStatus`` that are for the job's owner and for admins: its progress, speed and loss."""
 
 
 _Content = TypeVar("_Content")
@@ -39,10 +53,17 @@ class StatusError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: GPUs that metasched's jobs may use, and those that they hold now.
+    """One node and its GPUs.
 
-    ``reason`` is why Slurm or an administrator took it out of service, "" for no reason. ``gpus_leaked`` is the number
-    of GPUs that Slurm counts as allocated although no job holds them; they are not among ``gpus``.
+    ``gpus`` are those that metasched's jobs may use, or use now, ``gpus_used`` those of them that they hold. Of all
+    ``gpus_total``, jobs that metasched does not schedule hold ``gpus_others``, and ``gpus_leaked`` are counted by Slurm
+    as allocated although no job holds them. The GPUs that nobody holds are ``gpus_free`` where the node accepts jobs,
+    and ``gpus_down`` where it does not.
+
+    ``reason`` is why Slurm or an administrator took it out of service, "" for no reason; ``drained_by`` the Unix user
+    who did, and ``drained_at`` when, unix seconds. ``reservation`` is the reservation that rules the node now, "" for
+    none, and ``reserved_until`` its end. ``jobs`` are the GPUs of metasched's jobs by uid, of those jobs that the
+    reader of the status may see; the file does not have them.
     """
 
     name: str
@@ -52,6 +73,15 @@ class NodeStatus:
     accepts: bool
     reason: str = ""
     gpus_leaked: int = 0
+    gpus_total: int = 0
+    gpus_others: int = 0
+    gpus_free: int = 0
+    gpus_down: int = 0
+    drained_by: str = ""
+    drained_at: float | None = None
+    reservation: str = ""
+    reserved_until: float | None = None
+    jobs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +153,18 @@ class JobStatus:
     ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
     status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
     for each second; None where its run, if it has one, is suspended.
+
+    ``place`` of a waiting job is its place among the jobs that wait, 1 for the next to start, as the latest round
+    ranked them; None for other jobs, for those that must not start now, and before the first round. Under a policy of
+    time shares it is the order of that one round: the next round may rank the jobs anew.
+
+    ``stopped_for`` are the uids of the jobs that got GPUs of the job's latest preempted run, and
+    ``stopped_for_others`` is the number of further such jobs, which the reader may not see.
+
+    ``rho`` is the finish-time fairness by Pollux's definition (docs/researcher/METRICS.md): of a job that has completed
+    the final one, of a live job an estimate, None where it is not known. The estimate is made by the reader, from
+    ``alone_seconds``, the estimated duration of the training alone on the GPUs that it requests, from ``left_seconds``,
+    the estimated rest of it, and from ``contention_before``, ``Status.contention_seconds`` at its submission.
     """
 
     uid: str
@@ -166,6 +208,13 @@ class JobStatus:
     planned: PlannedStatus | None = None
     as_of: float | None = None
     gpu_seconds_each: float | None = None
+    place: int | None = None
+    stopped_for: tuple[str, ...] = ()
+    stopped_for_others: int = 0
+    alone_seconds: float | None = None
+    left_seconds: float | None = None
+    contention_before: float | None = None
+    rho: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +261,11 @@ class Status:
     ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
     type, where the policy advises on the number of nodes. ``apps`` are those of the latest round, ``deferred`` the jobs
     that are not taken in yet. ``store`` is "ok", or what other processes do to the daemon's database, in words.
+
+    ``contention_seconds`` is the integral over time of the GPUs that live jobs request over all GPUs, None where it is
+    not known. ``jobs_are_private`` says whether Slurm's PrivateData hides jobs. ``seen`` says what the reader of the
+    files may see: ``all`` jobs whole, the ``own`` jobs whole, or what is ``public``; the file does not have it.
+    ``jobs_version`` is the version of the file of the live jobs, ``whole_version`` that of the file of the whole jobs.
     """
 
     published: float
@@ -237,17 +291,30 @@ class Status:
     store: str = "ok"
     deferred: tuple[DeferredStatus, ...] = ()
     jobs_version: int = 0
+    contention_seconds: float | None = None
+    jobs_are_private: bool = False
+    seen: str = "public"
+    whole_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Jobs:
-    """The content of the file of the live jobs."""
+class JobsFile:
+    """The content of a file of jobs, whole ones or not.
 
-    version: int
-    jobs: tuple[JobStatus, ...]
+    ``order`` are the uids of the waiting jobs in the order of their places, and ``places`` the places of jobs in a file
+    without that order. ``finished``, ``apps`` and ``deferred`` are those that the summary does not have.
+    """
+
+    version: int = 0
+    jobs: tuple[JobStatus, ...] = ()
+    order: tuple[str, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+    finished: tuple[JobStatus, ...] = ()
+    apps: tuple[AppStatus, ...] = ()
+    deferred: tuple[DeferredStatus, ...] = ()
 
 
-_JOBS_DECODER = msgspec.json.Decoder(_Jobs)
+_JOBS_DECODER = msgspec.json.Decoder(JobsFile)
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more
 
 
@@ -258,45 +325,116 @@ _DEFAULTS = {
 }
 
 
-def encode_job(job: JobStatus) -> bytes:
-    """Return the JSON of a job in the file of the live jobs, without the fields that have their default."""
-    values = {
-        name: value for name in JobStatus.__slots__ if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)
-    }
+_PUBLIC_NAMES = tuple(name for name in JobStatus.__slots__ if name not in PRIVATE_FIELDS)
+_PRIVATE_DEFAULTS: dict[str, Any] = {name: _DEFAULTS.get(name) for name in PRIVATE_FIELDS}
+_NOT_SHOWN = dict.fromkeys(sorted(PRIVATE_FIELDS - _DEFAULTS.keys()))  # fields that a file must have
+_AGES = frozenset({"as_of", "attained_service", "ran_seconds", "waited_seconds"})
+public_facts: Callable[[JobStatus], tuple[object, ...]] = operator.attrgetter(
+    *(name for name in _PUBLIC_NAMES if name not in _AGES)
+)
+"""The fields of a job that everybody may see, but for those that grow with the time."""
+
+
+def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
+    """Return the JSON of a job in a file of jobs, without the fields that have their default.
+
+    Args:
+        job: the job.
+        whole: whether the JSON has the job's private fields.
+    """
+    names = JobStatus.__slots__ if whole else _PUBLIC_NAMES
+    values = {name: value for name in names if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)}
+    if not whole:
+        values |= _NOT_SHOWN
     return msgspec.json.encode(values)
 
 
+def public_job(job: JobStatus) -> JobStatus:
+    """Return the job as everybody may see it."""
+    return replace(job, **_PRIVATE_DEFAULTS)
+
+
 def publish(shared: Path, status: Status) -> None:
-    """Replace both files.
+    """Replace all files; only the caller's user may read what is private.
 
     Raises:
         StatusError: the shared directory cannot be written.
     """
-    publish_jobs(shared, status.jobs_version, map(encode_job, status.jobs))
+    waiting = sorted((job for job in status.jobs if job.place is not None), key=lambda job: job.place or 0)
+    order = [msgspec.json.encode(job.uid) for job in waiting]
+    if status.jobs_are_private:
+        publish_jobs(shared, status.jobs_version, (), ())
+    else:
+        publish_jobs(shared, status.jobs_version, (encode_job(job, whole=False) for job in status.jobs), order)
+    directory = shared / PRIVATE_DIRECTORY
+    try:
+        directory.mkdir(exist_ok=True, mode=0o711)
+        path = directory / ALL_FILE_NAME
+        path.touch(mode=0o600)
+        path.write_bytes(
+            encode_jobs_file(
+                status.whole_version,
+                map(encode_job, status.jobs),
+                order=order,
+                finished=map(encode_job, status.finished),
+                apps=status.apps if status.jobs_are_private else (),
+                deferred=status.deferred if status.jobs_are_private else (),
+            )
+        )
+    except OSError as error:
+        msg = f"cannot publish {directory}: {error.strerror}"
+        raise StatusError(msg) from None
     publish_summary(shared, status)
 
 
-def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes]) -> None:
-    """Replace the file of the live jobs; the summary has to follow.
+def encode_jobs_file(
+    version: int,
+    jobs: Iterable[bytes],
+    *,
+    order: Iterable[bytes] = (),
+    places: Mapping[str, int] | None = None,
+    finished: Iterable[bytes] = (),
+    apps: Iterable[AppStatus] = (),
+    deferred: Iterable[DeferredStatus] = (),
+) -> bytes:
+    """Return the JSON of a ``JobsFile``; jobs, finished jobs and the uids of the order are encoded already."""
+    return b'{"version":%d,"jobs":[%b],"order":[%b],"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
+        version,
+        b",".join(jobs),
+        b",".join(order),
+        msgspec.json.encode(places or {}),
+        b",".join(finished),
+        msgspec.json.encode(tuple(apps)),
+        msgspec.json.encode(tuple(deferred)),
+    )
+
+
+def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Iterable[bytes]) -> None:
+    """Replace the file of the live jobs that everybody may read; the summary has to follow.
 
     Args:
         shared: the shared directory.
         version: another one than that of the file before.
-        encoded: the live jobs by ``encode_job``.
+        encoded: the live jobs by ``encode_job``, not whole.
+        order: the uids of the waiting jobs in their order, as JSON.
 
     Raises:
         StatusError: the shared directory cannot be written.
     """
-    _replace(shared / JOBS_FILE_NAME, b'{"version":%d,"jobs":[%b]}' % (version, b",".join(encoded)))
+    _replace(shared / JOBS_FILE_NAME, encode_jobs_file(version, encoded, order=order))
 
 
 def publish_summary(shared: Path, status: Status) -> None:
-    """Replace the file of everything but the live jobs.
+    """Replace the file of everything but the live jobs, without what is private.
 
     Raises:
         StatusError: the shared directory cannot be written.
     """
-    _replace(shared / FILE_NAME, msgspec.json.encode(replace(status, jobs=())))
+    if status.jobs_are_private:
+        shown = replace(status, jobs=(), finished=(), apps=(), deferred=())
+    else:
+        shown = replace(status, jobs=(), finished=tuple(map(public_job, status.finished)))
+    _replace(shared / FILE_NAME, msgspec.json.encode(shown))
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -320,20 +458,72 @@ def note_store_problem(shared: Path, problem: str) -> None:
 
 
 def read(shared: Path) -> Status:
-    """Read the status that was published last.
+    """Read the status that was published last, as far as the caller may see it.
 
     Raises:
         StatusError: there is no published status, or another version's.
     """
+    directory = shared / PRIVATE_DIRECTORY
     for last in range(READ_TRIES - 1, -1, -1):
         status = _read_summary(shared)
-        found = _decoded(shared / JOBS_FILE_NAME, _JOBS_DECODER)
-        if found.version == status.jobs_version or not last:  # the daemon may have ended between the two files
+        whole = _decoded_if_allowed(directory / ALL_FILE_NAME)
+        found = whole or _decoded(shared / JOBS_FILE_NAME, _JOBS_DECODER)
+        wanted = status.jobs_version if whole is None else status.whole_version
+        if found.version == wanted or not last:  # the daemon may have ended between the two files
             break
         time.sleep(_RETRY_SECONDS)
+    seen = "public" if whole is None else "all"
+    if whole is None and (own := _decoded_if_allowed(directory / user_file_name(os.geteuid()))) is not None:
+        found, seen = _merged(status, found, own), "own"
+    elif whole is None:
+        found = replace(found, finished=status.finished)
+    places = {uid: place for place, uid in enumerate(found.order, start=1)} | dict(found.places)
     for job in found.jobs:
         _grow(job, status.published)
-    return replace(status, jobs=found.jobs)
+        _estimate_rho(job, status)
+        object.__setattr__(job, "place", places.get(job.uid))
+    if status.jobs_are_private:
+        status = replace(status, apps=found.apps, deferred=found.deferred)
+    nodes = _with_holders(status.nodes, found.jobs)
+    return replace(status, nodes=nodes, jobs=found.jobs, finished=found.finished, seen=seen)
+
+
+def user_file_name(number: int) -> str:
+    """Return the name of the file in the private directory for a Unix user, by the user's number."""
+    return f"{number}.json"
+
+
+def _merged(status: Status, public: JobsFile, own: JobsFile) -> JobsFile:
+    """Return what everybody may read with a user's own jobs in place of what everybody may see of them."""
+    if status.jobs_are_private:
+        return own
+    jobs, finished = ({job.uid: job for job in part} for part in (own.jobs, own.finished))
+    return replace(
+        public,
+        jobs=tuple([jobs.get(job.uid, job) for job in public.jobs]),
+        finished=tuple([finished.get(job.uid, job) for job in status.finished]),
+    )
+
+
+def _with_holders(nodes: tuple[NodeStatus, ...], jobs: Iterable[JobStatus]) -> tuple[NodeStatus, ...]:
+    """Return the nodes with the GPUs of each job, by uid."""
+    holders: dict[str, dict[str, int]] = {}
+    for job in jobs:
+        for name, gpus in job.nodes.items():
+            holders.setdefault(name, {})[job.uid] = gpus
+    return tuple([replace(node, jobs=holders[node.name]) if node.name in holders else node for node in nodes])
+
+
+def _decoded_if_allowed(path: Path) -> JobsFile | None:
+    """Return the content of a file of jobs; None where there is none, or the caller may not read it."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        return None
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise StatusError(msg) from None
+    return _decode(path, content, _JOBS_DECODER)
 
 
 def _read_summary(shared: Path) -> Status:
@@ -345,14 +535,19 @@ def _read_summary(shared: Path) -> Status:
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[_Content]) -> _Content:
-    was_enabled = gc.isenabled()
     try:
         content = path.read_bytes()
-        gc.disable()  # thousands of records would start the collector many times, in vain
-        return decoder.decode(content)
     except OSError as error:
         msg = f"{path}: {error.strerror}; is the daemon running, and is this its [paths] shared?"
         raise StatusError(msg) from None
+    return _decode(path, content, decoder)
+
+
+def _decode(path: Path, content: bytes, decoder: msgspec.json.Decoder[_Content]) -> _Content:
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()  # thousands of records would start the collector many times, in vain
+        return decoder.decode(content)
     except msgspec.ValidationError:
         raise StatusError(_other_version(path)) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -373,6 +568,20 @@ def _grow(job: JobStatus, published: float) -> None:
     else:
         object.__setattr__(job, "attained_service", job.attained_service + job.gpu_seconds_each * since)
         object.__setattr__(job, "ran_seconds", job.ran_seconds + since)
+
+
+def _estimate_rho(job: JobStatus, status: Status) -> None:
+    """Estimate the rho of a live job that was just read, where enough is known.
+
+    The load counts until the instant of publication; the rest of the training is as long as it takes now.
+    """
+    alone, left, before, total = job.alone_seconds, job.left_seconds, job.contention_before, status.contention_seconds
+    elapsed = status.published - job.submitted
+    if alone is None or left is None or before is None or total is None or elapsed <= 0:
+        return
+    fair = alone * max((total - before) / elapsed, 1.0)
+    if fair > 0:
+        object.__setattr__(job, "rho", (elapsed + left) / fair)
 
 
 def _other_version(path: Path) -> str:

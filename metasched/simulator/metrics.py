@@ -32,21 +32,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from metasched.core.finish_time_fairness import UNFAIR, isolated_share
 from metasched.core.model import Job, Node, Placement
 from metasched.simulator.processor_sharing import ProcessorSharing, SharedJob
 from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Submission, Workload
 from metasched.throughput.training import Training
 
 HOUR = 3600.0
-UNFAIR: Mapping[str, float] = {
-    "themis": 1.0,
-    "gavel": 1.0,
-    "shockwave": 1.05,
-    "shockwave_live": 1.05,
-    "pollux": 1.0,
-    "ares": 1.0,
-}
-"""The rho above which a job is treated unfairly, by definition of finish-time fairness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +270,7 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
     fair: dict[str, dict[str, float]] = {name: {} for name in UNFAIR if name != "themis"}
     for job in done:
         uid, time, mean_live = job.uid, best[job.uid], live.mean(job.submitted, job.finished or 0.0)
-        fair["gavel"][uid] = _isolated_share(times[uid], gpus[uid], isolated.gpus, max(mean_live, 1.0))
+        fair["gavel"][uid] = isolated_share(times[uid], gpus[uid], isolated.gpus, max(mean_live, 1.0))
         fair["shockwave"][uid] = time * static
         fair["shockwave_live"][uid] = time * max(mean_live / capacity, 1.0)
         fair["pollux"][uid] = time * max(job.contention, 1.0)
@@ -395,13 +387,6 @@ class _Concurrency:
     def _until(self, at: float) -> float:
         i = bisect_right(self._at, at) - 1
         return self._area[i] + self._count[i] * (at - self._at[i]) if i >= 0 else 0.0
-
-
-def _isolated_share(times: Mapping[str, float], gpus: int, count: Mapping[str, int], jobs: float) -> float:
-    """A job's seconds with 1/n of the GPUs of every type on which it runs (Gavel's X isolated)."""
-    share = {gpu_type: count[gpu_type] / jobs / gpus for gpu_type in times}
-    excess = max(sum(share.values()), 1.0)
-    return 1.0 / sum(fraction / excess / times[gpu_type] for gpu_type, fraction in share.items())
 
 
 def _themis(

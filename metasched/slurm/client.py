@@ -148,6 +148,8 @@ class SlurmNode:
         reserved: whether the node is in a reservation or in maintenance now; Slurm reports it some seconds late.
         reason: why Slurm or an administrator took the node out of service; "" for no reason. Free text.
         gpus_allocated: GPUs that Slurm counts as allocated; None where it does not tell.
+        reason_by: name of the Unix user who gave the reason; "" where Slurm does not tell.
+        reason_at: when the reason was given, unix seconds; None where Slurm does not tell.
     """
 
     name: str
@@ -161,6 +163,8 @@ class SlurmNode:
     reserved: bool = False
     reason: str = ""
     gpus_allocated: int | None = None
+    reason_by: str = ""
+    reason_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,12 @@ class SlurmSettings:
     job_submit_plugins: tuple[str, ...]
     as_of: float | None = None
     values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hides_jobs(self) -> bool:
+        """Whether users see their own jobs alone (PrivateData has ``jobs``)."""
+        words = {word.strip().lower() for word in self.values.get("PrivateData", "").split(",")}
+        return not words.isdisjoint({"jobs", "all"})
 
 
 class SlurmClient(Protocol):

@@ -404,6 +404,8 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
             reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
             reason=fields.text("reason"),
+            reason_by=fields.text("reason_set_by_user") if fields.text("reason") else "",
+            reason_at=fields.instant("reason_changed_at") if fields.text("reason") else None,
             gpus_allocated=sum(fields.gpus("gres_used").values()) if fields.text("gres_used") else None,
         )
     ]

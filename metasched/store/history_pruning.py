@@ -54,6 +54,13 @@ _DETAILS = {
     "checkpoints": _deletion("checkpoints", "id", _OF_OLD_JOB),
     "losses": _deletion("losses", "uid", _OF_OLD_JOB),
     "report_files": _deletion("report_files", "uid, generation", _OF_OLD_JOB),
+    # The fairness of a live job needs the load since its submission.
+    "load": _deletion(
+        "load",
+        "at",
+        "at < :before AND at < (SELECT max(at) FROM load WHERE at <= "
+        "(SELECT min(coalesce((SELECT min(submitted) FROM jobs WHERE finished IS NULL), 9e99), :before)))",
+    ),
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.
 _ON_REQUEST = {
@@ -68,6 +75,7 @@ _ON_REQUEST = {
 }
 _OF_JOBS = (
     *("events", "actions", "decisions", "throughput", "checkpoints", "losses", "report_files", "planned_runs"),
+    "fairness",
     *("targets", "runs", "jobs"),
 )
 """Tables with rows of jobs, those that refer to others first."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement
 from metasched.core.reasons import to_text
 from metasched.store.errors import RunOrderError, UnknownJobError
-from metasched.store.history_queries import HistoryQueries
+from metasched.store.fairness import Fairness
 from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord
 from metasched.store.row_conversion import (
     JOB_COLUMNS,
@@ -25,7 +25,7 @@ _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' 
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
 
 
-class JobRows(HistoryQueries):
+class JobRows(Fairness):
     """Reads and writes of the tables ``jobs`` and ``runs``."""
 
     def add_job(self, job: JobRecord) -> None:
@@ -58,6 +58,7 @@ class JobRows(HistoryQueries):
             for value in values:
                 value["placement"] = placement_json(value["placement"])
                 value["batch"] = record_json(value["batch"])
+                value["stopped_for"] = as_json(value["stopped_for"])
             self._write_many(_ADD_RUN, [list(value.values()) for value in values])
         return True
 
@@ -125,6 +126,7 @@ class JobRows(HistoryQueries):
                 "WHERE uid = ? AND last_round IS NULL",
                 [uid],
             )
+            self._record_fairness(self.require_job(uid), at, completed=state == "COMPLETED")
 
     def revive_job(self, uid: str) -> None:
         """Record that a finished job is in the queue again; its history remains.
@@ -139,6 +141,7 @@ class JobRows(HistoryQueries):
         with self.transaction():
             if self._write(sql, [uid]).rowcount == 0:
                 raise UnknownJobError(self.path, uid)
+            self._write("DELETE FROM fairness WHERE uid = ?", [uid])
 
     def release(self, uid: str, run: int, placement: Placement, at: float, batch: BatchPlan | None = None) -> None:
         """Record, before Slurm is called, that a job is released for a placement: run ``run`` begins.
@@ -194,9 +197,18 @@ class JobRows(HistoryQueries):
             sql = "UPDATE runs SET started = ?, placement = ?, gpus = ? WHERE uid = ? AND run = ? AND started IS NULL"
             return self._write(sql, [at, placement_json(placement), placement.gpus, uid, run]).rowcount > 0
 
-    def stop_requested(self, uid: str, run: int, at: float) -> bool:
-        """Record that a run is asked to stop; returns whether no earlier request was recorded."""
-        return self._change_run("stop_requested = :at", "stop_requested IS NULL", uid, run, at)
+    def stop_requested(self, uid: str, run: int, at: float, stopped_for: Sequence[str] = ()) -> bool:
+        """Record that a run is asked to stop, and the uids of the jobs that get its GPUs.
+
+        Returns:
+            Whether no earlier request was recorded; the jobs of an earlier request remain.
+        """
+        with self.transaction():
+            is_new = self._change_run("stop_requested = :at", "stop_requested IS NULL", uid, run, at)
+            if is_new and stopped_for:
+                sql = "UPDATE runs SET stopped_for = ? WHERE uid = ? AND run = ?"
+                self._write(sql, [as_json(list(stopped_for)), uid, run])
+        return is_new
 
     def run_suspended(self, uid: str, run: int, at: float, *, by_us: bool) -> bool:
         """Record that a run is suspended, by the daemon or by somebody else.
@@ -251,6 +263,7 @@ class JobRows(HistoryQueries):
             self._write(f"UPDATE runs SET {earlier} WHERE ended IS NULL", {"now": now})  # noqa: S608  ours
             retries = "UPDATE jobs SET not_before = min(not_before, :now) WHERE finished IS NULL AND run > 0"
             self._write(retries, {"now": now})
+            self._set_load_back(now)
 
     def _job(self, condition: str, parameters: list[Any]) -> JobRecord | None:
         row = self._row(f"{JOBS_WITH_RUNS} WHERE {condition}", parameters)

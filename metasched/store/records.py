@@ -77,6 +77,7 @@ class RunRecord:
         sync_seconds: the part of ``step_seconds`` in which ranks waited for other ranks; None where not measured.
         stall_seconds: total seconds for which training stood still for checkpoints; None where not measured.
         peak_bytes: largest memory that rank 0 used, in bytes; None where not reported.
+        stopped_for: uids of the jobs that got GPUs which the run was asked to give back, the most important first.
     """
 
     uid: str
@@ -106,6 +107,7 @@ class RunRecord:
     sync_seconds: float | None = None
     stall_seconds: float | None = None
     peak_bytes: int | None = None
+    stopped_for: tuple[str, ...] = ()
 
     def seconds_at(self, now: float) -> float:
         """Seconds that the run lasted until its end, or until ``now`` while open, without suspensions."""

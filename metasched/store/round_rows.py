@@ -14,7 +14,7 @@ from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError
 from metasched.store.history_pruning import HistoryPruning
-from metasched.store.history_queries import HistoryQueries
+from metasched.store.load_rows import ClusterLoad, LoadRows
 from metasched.store.records import RoundRecord
 from metasched.store.row_conversion import as_json, batch_plan_of, placement_json, placement_of, record_json
 
@@ -22,7 +22,7 @@ NO_APPS = AppsState()
 NO_ENDS: Mapping[str, Reason] = MappingProxyType({})
 
 
-class RoundRows(HistoryQueries, HistoryPruning):
+class RoundRows(LoadRows, HistoryPruning):
     """Reads and writes of rounds: targets, planned runs, decisions, snapshots, states of policies and apps."""
 
     def commit_round(
@@ -46,6 +46,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
         apps: AppsState = NO_APPS,
         ends: Mapping[str, Reason] = NO_ENDS,
         planned: Mapping[str, PlannedRun] | None = None,
+        load: ClusterLoad | None = None,
     ) -> None:
         """Commit one round to the disk: the states of the policy and of the apps, the targets, the ends, the reasons.
 
@@ -71,6 +72,7 @@ class RoundRows(HistoryQueries, HistoryPruning):
             apps: the apps' state, for the next round.
             ends: why jobs are to end for good, by uid; the first reason of a job remains.
             planned: when a job is to run next, by uid, as far as the policy plans.
+            load: of the cluster, for finish-time fairness; None to leave it as it was.
 
         Raises:
             RoundOrderError: the number is not greater than the last round's.
@@ -87,6 +89,8 @@ class RoundRows(HistoryQueries, HistoryPruning):
             plans = {uid: record_json(batch) for uid, batch in (batches or {}).items()}
             self._commit_targets(placed, co_runners or {}, time_slicing, plans)
             self._commit_planned(planned or {})
+            if load is not None:
+                self._commit_load(at, load)
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],

@@ -93,6 +93,7 @@ def run_of(row: tuple[Any, ...]) -> RunRecord:
     values["placement"] = placement_of(values["placement"])
     values["suspended_by_us"] = bool(values["suspended_by_us"])
     values["batch"] = batch_plan_of(values["batch"])
+    values["stopped_for"] = tuple(json.loads(values["stopped_for"] or "[]"))
     if values["cause"] is not None:
         values["cause"] = EndCause(values["cause"])
     if values["checkpointed"] is not None:

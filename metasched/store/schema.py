@@ -112,6 +112,7 @@ _STATEMENTS = (
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
+    *("load", "fairness"),
 )
 
 
@@ -251,12 +252,31 @@ def _time_use(db: Database) -> None:
     db.execute("CREATE INDEX decisions_first_round ON decisions (first_round)")
 
 
+@migrations(name="0017_fairness")
+def _fairness(db: Database) -> None:
+    """For whom runs were stopped, the cluster's load over time, and the finish-time fairness of ended jobs."""
+    db.execute("ALTER TABLE runs ADD COLUMN stopped_for TEXT")
+    db.execute(
+        """CREATE TABLE load (
+             at REAL PRIMARY KEY, jobs INTEGER NOT NULL, apps INTEGER NOT NULL, requested INTEGER NOT NULL,
+             capacity TEXT NOT NULL, job_seconds REAL NOT NULL, app_seconds REAL NOT NULL,
+             contention_seconds REAL NOT NULL) WITHOUT ROWID"""
+    )
+    db.execute(
+        """CREATE TABLE fairness (
+             uid TEXT PRIMARY KEY REFERENCES jobs, user TEXT NOT NULL, account TEXT, finished REAL NOT NULL,
+             gpu_seconds REAL NOT NULL, alone REAL, measured INTEGER NOT NULL, pollux REAL, shockwave_live REAL,
+             gavel REAL, themis REAL) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX fairness_finished ON fairness (finished)")
+    db.execute("CREATE INDEX fairness_user ON fairness (user, finished)")
+    db.execute("CREATE INDEX fairness_account ON fairness (account, finished)")
+
+
 @migrations(name="0022_window_indexes")
 def _window_indexes(db: Database) -> None:
     """The GPUs of each run, and indexes from which windows of time are answered without reading the runs' rows."""
-    db.execute(
-        "ALTER TABLE runs ADD COLUMN gpus INTEGER"
-    )  # of the placement; NULL before the start, and of imported runs
+    db.execute("ALTER TABLE runs ADD COLUMN gpus INTEGER")  # NULL before the start, and of imported runs
     db.execute(
         "UPDATE runs SET gpus = json_array_length(placement, '$.nodes') * json_extract(placement, '$.gpus_per_node') "
         "WHERE placement IS NOT NULL"

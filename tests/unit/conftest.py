@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import structlog
@@ -12,6 +14,15 @@ load_profile()
 
 # structlog's default renders tracebacks with all local variables, which takes most of the time of some tests
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
+
+
+@pytest.fixture
+def open_tmp():
+    """A temporary directory that every user may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        yield path
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ from typing import Any
 
 from contrib.reproductions.parity_rows.row import Measure, Row
 from contrib.reproductions.published_loops.shockwave import ForecastShockwaveLoop, ShockwaveLoop, isolated_seconds
+from metasched.core.finish_time_fairness import UNFAIR
 from metasched.core.model import Node
 from metasched.core.policy import Policy
-from metasched.simulator.metrics import UNFAIR, Fairness
+from metasched.simulator.metrics import Fairness
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.throughput_table import ThroughputTable

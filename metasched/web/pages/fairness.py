@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from metasched.shared_dir.published_status import JobStatus
+from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.store import Store
 from metasched.store.window_queries import GpuHours
 from metasched.web import query
@@ -133,17 +134,31 @@ def _part(hours: float, total: float) -> float:
 
 
 def _rho_by(store: Store, by: str, window: Window, viewer: Viewer) -> Mapping[str | None, Rho]:
-    """Rho of the users or accounts that the viewer may see, by name."""
-    del store, by, window, viewer
-    return {}
+    """Rho of the users or accounts that the viewer may see, by name, of the jobs that ended in the window."""
+    group: Literal["user", "account"] = "user" if by == "user" else "account"
+    return {
+        one.name: Rho(one.rho_mean, one.rho_worst, one.rated)
+        for one in store.fairness_by(group, since=window.begin, until=window.end)
+        if one.rho_mean is not None and one.rho_worst is not None and _may_see_sum(viewer, group, one.name)
+    }
+
+
+def _may_see_sum(viewer: Viewer, group: str, name: str | None) -> bool:
+    """Whether the viewer may see a mean over all jobs of a user or an account."""
+    if _sees_all(viewer):
+        return True
+    return name == viewer.user if group == "user" else name in viewer.accounts
 
 
 def _rho_of_job(store: Store, row: GpuHours, view: View) -> Rho | None:
     """Rho of a job: final where it has ended, an estimate while it lives."""
-    del store
-    job: JobStatus | None = view.publication.jobs.get(row.uid or "")
-    rho: float | None = getattr(job, "rho", None)
-    return None if job is None or rho is None else Rho(rho, rho, 1, is_estimate=job.finished is None)
+    uid = row.uid or ""
+    job = view.publication.jobs.get(uid)
+    if job is not None and job.finished is None:
+        return None if job.rho is None else Rho(job.rho, job.rho, 1, is_estimate=True)
+    ended = store.fairness(uid)
+    rho = None if ended is None else ended.rho.get(LIVE_DEFINITIONS[0])
+    return None if rho is None else Rho(rho, rho, 1)
 
 
 def _page(request: Request) -> Response:

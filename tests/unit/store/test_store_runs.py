@@ -220,3 +220,14 @@ def test_untyped_gpus_count_under_the_empty_type(store):
     """Slurm may give GPUs no type."""
     run(store, 1, replace(TWO, gpu_type=None), (110.0, 120.0), EndCause.LOST)
     assert store.job(UID).attained == {"": 20.0}
+
+
+def test_a_stop_keeps_for_whom_it_was(store):
+    """The successors of the first request remain; a run without a request has none."""
+    store.release(UID, 1, TWO, 110.0)
+    store.run_started(UID, 1, 111.0, TWO)
+    assert store.runs(UID)[0].stopped_for == ()
+    assert store.stop_requested(UID, 1, 120.0, ("c", "b"))
+    assert not store.stop_requested(UID, 1, 130.0, ("d",))
+    assert store.job(UID).current.stopped_for == ("c", "b")
+    assert store.runs(UID)[0].stopped_for == ("c", "b")
