@@ -273,18 +273,6 @@ class Standby(_Section):
     copy_seconds: _SecondsOrZero = 60.0
 
 
-class Access(_Section):
-    """The users who may see all jobs whole. Everybody sees own jobs whole, and of other jobs what Slurm lets users see.
-
-    Attributes:
-        admins: names of Unix users.
-        admin_groups: names of Unix groups.
-    """
-
-    admins: _Names = ()
-    admin_groups: _Names = ()
-
-
 def _absolute_text(value: str) -> str:
     return str(_absolute(Path(value)))
 
@@ -362,7 +350,6 @@ class Config(_Section):
     history: History = History()
     access: Access = Access()
     standby: Standby = Standby()
-    access: Access = Access()
     web: WebOptions = WebOptions()
     log: Log = Log()
 

@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """Its state in a word."""
+        """The trial's state in one word, such as ``running`` or ``ended``."""
         if self.ended is not None:
             return "ended"
         if self.job is not None:
@@ -206,7 +206,7 @@ def _json(request: Request) -> Response:
 
 
 def public_trial(trial: Trial) -> dict[str, Any]:
-    """A trial as JSON."""
+    """The fields of a trial in the JSON of its app."""
     return {
         "uid": trial.uid,
         "slurm_job_id": trial.label.slurm_job_id if trial.label else None,
