@@ -194,8 +194,8 @@ class JobRows(Fairness):
             if self._begin_run(uid, run) is None:
                 return False
             self._write("UPDATE jobs SET most_gpus = max(most_gpus, ?) WHERE uid = ?", [placement.gpus, uid])
-            sql = "UPDATE runs SET started = ?, placement = ? WHERE uid = ? AND run = ? AND started IS NULL"
-            return self._write(sql, [at, placement_json(placement), uid, run]).rowcount > 0
+            sql = "UPDATE runs SET started = ?, placement = ?, gpus = ? WHERE uid = ? AND run = ? AND started IS NULL"
+            return self._write(sql, [at, placement_json(placement), placement.gpus, uid, run]).rowcount > 0
 
     def stop_requested(self, uid: str, run: int, at: float, stopped_for: Sequence[str] = ()) -> bool:
         """Record that a run is asked to stop, and the uids of the jobs that get its GPUs.

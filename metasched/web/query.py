@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 _LONGEST = 200
 _MOST_DIGITS = 9
+_MOST_DIGITS_OF_INSTANT = 11
 
 
 def text(request: Request, name: str) -> str:
@@ -29,3 +30,11 @@ def number(request: Request, name: str, default: int, *, least: int = 1, most: i
     if len(value) > _MOST_DIGITS:
         return least if value.startswith("-") else most
     return min(max(int(value), least), most)
+
+
+def instant(request: Request, name: str) -> int | None:
+    """An instant in whole unix seconds; None for what is none, or has too many digits."""
+    value = request.query_params.get(name, "").strip()
+    if not (value.isascii() and value.isdigit()) or len(value) > _MOST_DIGITS_OF_INSTANT:
+        return None
+    return int(value)

@@ -34,7 +34,7 @@ PACKAGES = {
         *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
-    "web": {"configuration", "core", "presentation", "shared_dir", "slurm", "store"},
+    "web": {"apps", "configuration", "core", "presentation", "shared_dir", "slurm", "store"},
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
