@@ -44,10 +44,11 @@ class Lie(enum.Enum):
     UNDECLARED = "no total_steps"
     SPEED_1000 = "speeds x 1000"
     SPEED_9 = "speeds x 9"
+    SPEED_1_1 = "speeds x 1.1"
     PREEMPT = "preempt=no"
 
 
-SPEEDS = {Lie.SPEED_1000: 1000.0, Lie.SPEED_9: 9.0}
+SPEEDS = {Lie.SPEED_1000: 1000.0, Lie.SPEED_9: 9.0, Lie.SPEED_1_1: 1.1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,9 +377,12 @@ class Controller:
         self._settle(now)
 
     def _note_restart_before(self, last_poll: float) -> None:
-        """Settle after a restart while no daemon ran, where the restart was only just now."""
-        boot_time, now = self._restart_watch.boot_time, self._clock()
-        if boot_time is not None and 0 < last_poll < boot_time and now - boot_time < self.config.slurm.settle_seconds:
+        """Settle after a restart while no daemon ran.
+
+        However long ago it was: a controller that has answered nobody since then may know its nodes only in part.
+        """
+        boot_time = self._restart_watch.boot_time
+        if boot_time is not None and 0 < last_poll < boot_time:
             self._note_restart()
 
     def _settle(self, since: float) -> None:

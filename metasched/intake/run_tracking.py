@@ -55,6 +55,8 @@ KILLED_BY_STOPPED_RUN = "killed_by_stopped_run"
 """Kind of the event of a run that the srun of the run before, which was asked to stop, has killed."""
 OLD_SRUN_SECONDS = 60.0
 """Time for which the srun of a stopped run may outlive it: Slurm's KillWait (30 s by default), and some more."""
+_KILLED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""Exit codes of a batch script whose step Slurm or an srun has ended."""
 _ASKED_TO_STOP = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE})
 
 log = structlog.get_logger()
@@ -269,14 +271,17 @@ class RunTracking:
         """
         if slurm.state not in (JobState.FAILED, JobState.TIMEOUT) or record.end_reason is not None:
             return False  # a job that was ended for good is never requeued
-        if self._had_finished(record, slurm):
-            return False
         if record.current is not None and record.current.stop_requested is not None:
+            if self._had_finished(record, slurm):
+                return False
             kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
+        elif self._may_be_killed_by_stopped_run(record, slurm):
+            # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
+            kind, cause = KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
+        elif self._had_finished(record, slurm):
+            return False
         elif self._may_be_killed_by_old_run(record, slurm):
             kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
-        elif self._may_be_killed_by_stopped_run(record, slurm):
-            kind, cause = KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
         elif self._may_launch_again(record, slurm, retries):
             kind, cause = LAUNCH_FAILED, "before its batch script had started"
         else:
@@ -433,15 +438,19 @@ class RunTracking:
         """Whether the srun of the run before, which was asked to stop, may have killed the present run.
 
         Where the slurmstepd of its step was killed, that srun waits in vain for the step's end, and then ends a step by
-        a number that the present run's step has as well. The run that it kills was not asked to stop, so a second kill
-        in a row is the job's own.
+        a number that the present run's step has as well. Where its node was down for a moment, slurmctld ends what it
+        takes for the stopped run by the job's id. A run that was killed so may leave an srun that kills the next one; a
+        third kill in a row is the job's own.
         """
-        if slurm.exit_code != 128 + signal.SIGKILL or not _is_young(slurm):
+        if slurm.exit_code not in _KILLED or not _is_young(slurm):
             return False
-        before = [run for run in self._store.runs(record.uid) if run.ended is not None and run.started is not None]
-        if not before or before[-1].cause not in _ASKED_TO_STOP:
+        before = [(run.started, run.ended, run.cause) for run in self._store.runs(record.uid)]
+        ran = [(ended - started, ended, cause) for started, ended, cause in before if started and ended]
+        if ran and ran[-1][2] is EndCause.LOST and ran[-1][0] < YOUNG_SECONDS:
+            ran.pop()
+        if not ran or ran[-1][2] not in _ASKED_TO_STOP:
             return False
-        return slurm.ended is None or slurm.ended - (before[-1].ended or 0.0) < OLD_SRUN_SECONDS
+        return slurm.ended is None or slurm.ended - ran[-1][1] < OLD_SRUN_SECONDS
 
     def _clear_mailbox(self, record: JobRecord) -> None:
         """Remove the mailbox files of a job that has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import NamedTuple
 
 from metasched.capacity.shapes import ClusterShapes, ShapeCapacity
@@ -145,7 +145,7 @@ def _market(  # noqa: PLR0917
     rules: MarketRules,
 ) -> Market:
     wanted = [job for job in jobs if modes.get(job.uid)]
-    usual = fmean(rho.values()) if rho else 1.0
+    usual = median(rho.values()) if rho else 1.0
     weights = [job.weight for job in wanted]
     if rules.by_account:
         accounts = [job.account or "" for job in wanted]

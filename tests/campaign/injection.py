@@ -118,7 +118,7 @@ class Injector:
         self.cluster = site.cluster
         self.down = {}  # node: until when the campaign keeps it from service, monotonic seconds
         self.disk_full_until = 0.0
-        self.controller_restarts = 0
+        self.controller_boots = []  # unix seconds at which slurmctld was started again
         self.problems = []  # (seconds from the start, text) of nodes that needed an administrator's hand
         self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
         self.reconfigurations = 0  # of a controller that counted GPUs as allocated that no job held
@@ -203,9 +203,12 @@ class Injector:
 
     def _kill_controller(self, fault):
         self.cluster.kill_controller()
-        self.controller_restarts += 1
         self.users.controller_kills.append(time.time())
-        return self.cluster.start_controller
+        return self._start_controller
+
+    def _start_controller(self):
+        self.controller_boots.append(time.time())
+        self.cluster.start_controller()
 
     def _stop_controller(self, fault):
         self.cluster.kill_controller(signal.SIGSTOP)
@@ -306,7 +309,7 @@ class Injector:
                 continue
             text = f"node {node} is {state} ({why}); returned to service by hand"
             self.events.add(text)
-            if SLURMS_OWN_DRAIN in why and self.controller_restarts:
+            if SLURMS_OWN_DRAIN in why and self.users.controller_kills:
                 self.slurms_hands += 1
             else:
                 self.problems.append((self.events.now(), text))

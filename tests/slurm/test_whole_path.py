@@ -163,6 +163,25 @@ def test_a_trainer_that_ignores_signals_is_requeued_after_its_grace(site):
     assert_every_sample_once(directory)
 
 
+def test_a_wrapper_that_its_owner_has_replaced_keeps_its_gpus_no_longer_than_the_grace(site):
+    """With PATH or LD_PRELOAD a user can have metasched-run do anything, with the user's rights and inside the job."""
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [6.0]\npromote_knob = 1000.0", grace=2)
+    site.start()
+    script = """
+        mkdir {dir}/first
+        printf '#!/bin/sh\\ntrap "" TERM INT\\nwhile :; do sleep 0.2; done\\n' > {dir}/first/python3
+        chmod +x {dir}/first/python3
+        trap "" TERM
+        export PATH={dir}/first:$PATH
+        metasched-run sleep 600
+    """
+    attacker = site.submit(script, "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(attacker)) is not None and job.attained_service > 6)
+    other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    site.wait_status(other, "completed", 90)
+    assert site.job(attacker).preemptions == 1
+
+
 def _pids_of(directory):
     """Python trainers whose command line names a directory."""
     found = []

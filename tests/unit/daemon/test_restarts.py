@@ -113,3 +113,23 @@ def test_a_daemon_that_starts_with_slurmctld_settles_first(site):
     site.slurm.restart(1.0)
     site.start()
     site.run_until(lambda: site.state(second) is JobState.COMPLETED)
+
+
+def test_a_daemon_that_starts_long_after_slurmctld_settles_too(site):
+    """A controller that was frozen since its restart knows its nodes no better than a new one."""
+    first = site.add("--gres=gpu:1", seconds=2)
+    site.run_until(lambda: site.state(first) is JobState.COMPLETED)
+    site.slurm.restart()
+    site.slurm.tick(60.0)
+    site.start()
+    site.run(1)
+    assert len(events(site)) == 1
+
+
+def test_a_daemon_that_starts_again_under_the_same_slurmctld_does_not_settle(site):
+    first = site.add("--gres=gpu:1", seconds=2)
+    site.run_until(lambda: site.state(first) is JobState.COMPLETED)
+    site.slurm.tick(60.0)
+    site.start()
+    site.run(1)
+    assert events(site) == []

@@ -111,3 +111,24 @@ def test_a_run_killed_soon_after_a_stopped_run_is_requeued_once(tmp_path, stop_s
         site.slurm.exit(slurm_job_id, 137)
         site.run(60)
         assert site.state(slurm_job_id) is JobState.FAILED
+
+
+@pytest.mark.parametrize("exit_code", [137, 143])
+def test_a_run_that_was_killed_so_may_leave_an_srun_that_kills_the_next(tmp_path, exit_code):
+    """A third kill in a row is the job's own."""
+    made = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),), kill_wait=5.0), policy="las")
+    with closing(made) as site:
+        site.parameters = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
+        site.start()
+        slurm_job_id = site.add("--gres=gpu:4", stop_seconds=1.0)
+        site.run(40)
+        site.add("--gres=gpu:4", seconds=5)
+        site.run_until(lambda: site.state(slurm_job_id) is not JobState.RUNNING)
+        for _ in range(3):
+            site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+            site.run(3)
+            site.slurm.exit(slurm_job_id, exit_code)
+            site.run(2)
+        site.run(60)
+        assert site.state(slurm_job_id) is JobState.FAILED
+        assert [event.kind for event in site.store.recent_events()].count("killed_by_stopped_run") == 2

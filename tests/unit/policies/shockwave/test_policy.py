@@ -14,7 +14,10 @@ from metasched.scheduling.engine import precompute, run_round
 from metasched.throughput.batch_speed import batch_speed
 from policies.shockwave.contention import ContentionHistory
 from policies.shockwave.forecast import Prediction, forecast
+from policies.shockwave.market import Window
 from policies.shockwave.policy import Shockwave, ShockwaveParameters
+from policies.shockwave.predictor import Estimator
+from policies.shockwave.round_market import MarketRules, round_market
 from tests.builders import job, linear, nodes, running, snapshot
 
 ROUND = 360.0
@@ -138,6 +141,22 @@ def test_a_job_whose_work_is_not_known_runs_unplanned():
     assert result.targets.keys() == {"u", "a"}
     assert result.decision.planned.keys() == {"a"}
     assert any(part.code == Code.WORK_UNKNOWN for part in result.reasons["u"].parts)
+
+
+def test_a_late_job_does_not_raise_the_weight_of_jobs_whose_work_is_not_known():
+    """Else a user whose jobs declare two steps would gain with those that have done more since."""
+    late = work("late", 1, 2.0, submitted=-100_000.0)
+    unknown = job("u", 4, total_steps=None, speed=None)
+    others = [work(uid, 4) for uid in "abc"]
+    window = Window(6, ROUND, 0.0, elastic=False)
+    rules = MarketRules(window, 5.0, Prediction(Estimator.RESTATEMENT, 0, 0), 30.0, by_account=False)
+
+    def budget(jobs):
+        found = round_market(view(jobs, nodes(1)), ContentionHistory(), rules, 0.0)
+        bought = dict(zip(found.market.keys, found.market.budgets, strict=True))
+        return bought["u"] / bought["a"]
+
+    assert budget([unknown, late, *others]) == pytest.approx(budget([unknown, *others]))
 
 
 def test_a_job_that_does_more_than_it_declared_is_not_starved():
