@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from metasched.cli.command_group import SuggestingGroup
 from metasched.cli.formatting import clean
 from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
@@ -37,7 +38,7 @@ COMMANDS = (
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """Group whose subcommands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, tables
+from metasched.cli.command_group import SuggestingGroup
 from metasched.cli.explain import JobNotFoundError
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
@@ -66,7 +67,7 @@ class Database:
             yield store
 
 
-@click.group("db", short_help="Look into the daemon's database.")
+@click.group("db", cls=SuggestingGroup, short_help="Look into the daemon's database.")
 @state_option
 @shared_option
 @click.pass_context

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,10 +71,16 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         return
     from rich.live import Live  # noqa: PLC0415
 
+    from metasched.cli.status_selection import in_order  # noqa: PLC0415
     from metasched.cli.status_tables import overview  # noqa: PLC0415
 
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        yield lambda status: live.update(overview(status, time.time(), len(status.jobs)), refresh=True)
+
+        def show(status: Status) -> None:
+            in_state_order = replace(status, jobs=tuple(in_order(status.jobs, "state")))
+            live.update(overview(in_state_order, time.time(), len(status.jobs)), refresh=True)
+
+        yield show
 
 
 class Changes:
