@@ -22,6 +22,8 @@ COMMANDS = (
     "status",
     "explain",
     "submit",
+    "history",
+    "health",
     "init",
     "check",
     "daemon",

@@ -11,12 +11,13 @@ from metasched.store.records import IterationRecord, SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
 from metasched.store.row_conversion import as_json
+from metasched.store.usage import UsageQueries
 
 MAX_ITERATIONS = 256
 """Configurations of a subject whose iterations are stored."""
 
 
-class Store(LiveRecords, RoundRows, ReportRows):
+class Store(LiveRecords, RoundRows, ReportRows, UsageQueries):
     """The daemon's database: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
 
     Each method is one transaction; ``with store.transaction():`` makes one of many. Every writing method raises a
