@@ -28,6 +28,7 @@ TEST = [
     "axe-core-python",  # what checks pages for accessibility, in a browser
     "httpx2",  # what starlette's test client stands on
     "hypothesis",
+    "jsonschema",  # for the documents that commands print
     "mypy",
     "pre-commit",
     "pytest>=8",

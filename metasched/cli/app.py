@@ -33,6 +33,7 @@ COMMANDS = (
     "compare",
     "what-if",
     "db",
+    "schema",
     "devcluster",
     "demo",
 )

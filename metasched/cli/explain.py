@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from metasched.cli.completion import own_jobs
 from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
 from metasched.cli.job_explanation import explanation, history, time_use_words
 from metasched.cli.paths import CommandPaths, shared_option, state_option
@@ -45,7 +46,7 @@ class Past:
 
 
 @click.command("explain", short_help="Say in words why a job runs or waits.")
-@click.argument("job")
+@click.argument("job", shell_complete=own_jobs)
 @shared_option
 @state_option
 @json_option
@@ -66,7 +67,7 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
         sentences += time_use_words(time_use(past.runs, now))
     if as_json:
         details = {} if past is None else _plain(past)
-        echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})
+        echo_json("explain", {"job": dataclasses.asdict(found), "words": sentences, **details})
         return
     for sentence in sentences:
         click.echo(clean(sentence))

@@ -85,7 +85,8 @@ def command(
     texts = [clean(finding.text, _SHOWN) for finding in sorted(found, key=lambda one: -one.level)]
     if as_json:
         numbers = {} if status is None else _numbers(status, now)
-        echo_json({"level": level.name.lower(), "code": int(level), "findings": texts, "numbers": numbers})
+        named = level.name.lower()
+        echo_json("health", {"level": named, "code": int(level), "findings": texts, "numbers": numbers})
     else:
         told = "; ".join(texts) if status is None or texts else _told(status)
         performance = "" if status is None else " | " + " ".join(f"{k}={v:g}" for k, v in _numbers(status, now).items())

@@ -64,7 +64,8 @@ def command(
     with Store.open(command_paths.state(state) / DATABASE, read_only=True) as store:
         usage = store.usage(grouping, begin, end, imported=imported)
     if as_json:
-        echo_json({"by": grouping, "since": begin, "until": end, "rows": [dataclasses.asdict(one) for one in usage]})
+        rows = [dataclasses.asdict(one) for one in usage]
+        echo_json("history", {"by": grouping, "since": begin, "until": end, "rows": rows})
     elif as_csv:
         _print_csv(grouping, usage)
     else:

@@ -113,7 +113,7 @@ def command(
         status = selection.of(published.read(directory))
         now = time.time()
         found = dataclasses.asdict(dataclasses.replace(status, jobs=tuple(in_order(status.jobs, order))))
-        echo_json({**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
+        echo_json("status", {**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
         return
     from metasched.cli import tables  # noqa: PLC0415  --json needs no rich
 

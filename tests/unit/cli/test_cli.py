@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from metasched.cli import formatting, job_explanation, main, status_selection, submit
@@ -556,7 +557,7 @@ def test_submit_as_json(run, sbatch):
     """The document has the id and the comment."""
     sbatch()
     data = json.loads(run("submit", "--json", "--preempt", "no", "--", "job.sh").stdout)
-    assert data == {"job": "77", "comment": "metasched preempt=no"}
+    assert data == {"schema": "metasched/submit/1", "job": "77", "comment": "metasched preempt=no"}
 
 
 def test_submit_checks_the_tag_first(run, sbatch):
@@ -633,7 +634,7 @@ def test_submit_has_an_option_for_every_key():
 
 def test_policies_lists_parameters_with_defaults(run):
     """Every installed policy is listed with each parameter's default and meaning."""
-    listed = {policy["name"]: policy for policy in json.loads(run("policies", "--json").output)}
+    listed = {policy["name"]: policy for policy in json.loads(run("policies", "--json").output)["rows"]}
     assert {"fifo", "las"} <= set(listed)
     assert listed["las"]["parameters"]["promote_knob"]["default"] == 8.0
     assert all(p["meaning"] for policy in listed.values() for p in policy["parameters"].values())
@@ -776,3 +777,20 @@ def test_explain_tells_the_batch_and_why_another_one_waits():
     lines = job_explanation.explanation(job(batch=alone), published(), NOW)
     assert "Its batch: its script does not consent." in lines
     assert not any("samples" in line for line in lines)
+
+
+def test_shells_complete_policies_and_own_jobs(tmp_path, monkeypatch):
+    """Ids are offered at once, names from their first letter, other users' jobs and errors never."""
+    monkeypatch.setenv("METASCHED_SHARED", str(tmp_path))
+    monkeypatch.setattr(status_selection, "own_name", lambda: "ada")
+
+    def offered(words, incomplete):
+        found = ShellComplete(main, {}, "metasched", "_METASCHED_COMPLETE").get_completions(words, incomplete)
+        return [item.value for item in found]
+
+    assert offered(["explain"], "") == []
+    publish(tmp_path, published(jobs=(job(), waiting(user="bob"))))
+    assert offered(["explain"], "") == ["12"]
+    assert offered(["explain"], "res") == ["resnet"]
+    assert offered(["explain"], "be") == []
+    assert offered(["compare", "--policy"], "gandiva_") == ["gandiva_apps", "gandiva_fair"]
