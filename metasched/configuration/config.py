@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
 from metasched.core.validation_messages import explain
+from metasched.metrics.endpoint import parse_address
 from metasched.throughput.throughput_table import TableError, ThroughputTable
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
@@ -260,6 +261,25 @@ class Standby(_Section):
     copy_seconds: _SecondsOrZero = 60.0
 
 
+def _address(text: str) -> str:
+    if text:
+        parse_address(text)
+    return text
+
+
+class Metrics(_Section):
+    """Metrics for Prometheus.
+
+    Attributes:
+        file: whether the daemon writes them into the shared directory, as ``metrics.prom``.
+        listen: host and port at which the daemon serves that file, such as ``127.0.0.1:9410``; empty for none. Users
+            who can reach the port can read accounts' use of the cluster.
+    """
+
+    file: bool = True
+    listen: Annotated[str, AfterValidator(_address)] = ""
+
+
 class Log(_Section):
     """The daemon's log, on standard error.
 
@@ -284,6 +304,7 @@ class Config(_Section):
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     standby: Standby = Standby()
+    metrics: Metrics = Metrics()
     log: Log = Log()
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
+from metasched.store.counting_triggers import COUNTING
 from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
 
 APPLICATION_ID = 0x6D736368  # "msch", in the file's header
@@ -112,6 +113,7 @@ _STATEMENTS = (
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
+    *("metric_counters", "metric_accounts"),
 )
 
 
@@ -249,6 +251,19 @@ def _time_use(db: Database) -> None:
     db.execute("ALTER TABLE checkpoints ADD COLUMN stall_seconds REAL")
     db.execute("CREATE INDEX runs_ended ON runs (ended) WHERE ended IS NOT NULL")
     db.execute("CREATE INDEX decisions_first_round ON decisions (first_round)")
+
+
+@migrations(name="0023_metric_counters")
+def _metric_counters(db: Database) -> None:
+    """Counters of the metrics, which triggers advance with the rows that they count, and which no retention deletes."""
+    db.execute(
+        """CREATE TABLE metric_counters (
+             name TEXT NOT NULL, label TEXT NOT NULL, gpu_type TEXT NOT NULL, value REAL NOT NULL,
+             PRIMARY KEY (name, label, gpu_type)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE TABLE metric_accounts (account TEXT PRIMARY KEY) WITHOUT ROWID")
+    for name, body in COUNTING.items():
+        db.execute(f"CREATE TRIGGER {name} AFTER {body} END")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

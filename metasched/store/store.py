@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from metasched.store.live_records import LiveRecords
+from metasched.store.metric_rows import MetricRows
 from metasched.store.records import IterationRecord, SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
@@ -17,7 +18,7 @@ MAX_ITERATIONS = 256
 """Configurations of a subject whose iterations are stored."""
 
 
-class Store(LiveRecords, RoundRows, ReportRows, UsageQueries):
+class Store(LiveRecords, RoundRows, ReportRows, UsageQueries, MetricRows):
     """The daemon's database: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
 
     Each method is one transaction; ``with store.transaction():`` makes one of many. Every writing method raises a
