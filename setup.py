@@ -13,6 +13,7 @@ DAEMON = [
     "highspy>=1.15,<2",
     "msgspec>=0.22",
     "numpy>=1.26",
+    "prometheus-client>=0.20",
     "pulp>=3.3.2,<4",
     "pydantic>=2.7",
     "rich>=13",
@@ -28,6 +29,7 @@ TEST = [
     "axe-core-python",  # what checks pages for accessibility, in a browser
     "httpx2",  # what starlette's test client stands on
     "hypothesis",
+    "jsonschema",  # for the documents that commands print
     "mypy",
     "pre-commit",
     "pytest>=8",

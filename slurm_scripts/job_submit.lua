@@ -1,10 +1,11 @@
 -- Slurm's job_submit plugin for metasched: holds the jobs that metasched schedules, and refuses their owners' changes.
 -- Install beside slurm.conf, with JobSubmitPlugins=lua. slurmctld reads it again whenever it changes.
--- Edit these four lines. The daemon's configuration must name the same partitions and QOS.
+-- Edit these five lines. The daemon's configuration must name the same partitions and QOS.
 local PARTITIONS = {}  -- partitions whose batch jobs metasched schedules, such as {"train", "long"}
 local QOS = {}         -- QOS likewise, named by the job or its user's DefaultQOS; case does not matter
 local SHARED = nil     -- metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
 local SHARDS = nil     -- shards of each GPU in gres.conf, such as 2: requests for one GPU a node become such shards
+local WRONG_TAGS = "warn"  -- "warn": sbatch tells of a wrong word in the tag; "refuse": sbatch fails; "ignore": neither
 
 local WORD = "metasched"
 local STAMP = "^%s*" .. WORD .. ":%x+(:?%a*)"  -- begins AdminComment of its jobs; ":held" after sbatch --hold
@@ -29,11 +30,69 @@ local function slurm_user()
   return tonumber(uid)
 end
 
+-- Keys of the tag (metasched/slurm/tags.py; a test compares both). The daemon checks the values.
+local KEYS = {
+  "min_gpus", "max_gpus", "sizes", "preempt", "weight", "max_nodes", "gpu_types", "total_steps", "slo", "model",
+  "trials", "batch", "adapts", "regimes", "app", "tuner",
+}
+local SHOWN = 60  -- characters of a user's word in a message
+
+local function quoted(word)
+  return "'" .. word:sub(1, SHOWN):gsub("[^%w%p]", "?") .. "'"
+end
+
+-- The number of single-character changes that turn one word into the other (Levenshtein's distance).
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do row[j] = j end
+  for i = 1, #a do
+    local diagonal = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local above = row[j]
+      local change = a:byte(i) == b:byte(j) and 0 or 1
+      row[j] = math.min(above + 1, row[j - 1] + 1, diagonal + change)
+      diagonal = above
+    end
+  end
+  return row[#b]
+end
+
+local function nearest(key)
+  local best, least = nil, 3
+  key = key:sub(1, SHOWN):lower():gsub("-", "_")
+  for _, known in ipairs(KEYS) do
+    local found = distance(key, known)
+    if found < least then best, least = known, found end
+  end
+  return best
+end
+
 local function has(list, name)
   for _, known in ipairs(list) do
     if known == name then return true end
   end
   return false
+end
+
+-- The first wrong word of a tag, in a sentence; nil for a tag without one.
+local function wrong_word(comment)
+  if (comment or ""):match("^%s*(%S+)") ~= WORD then return nil end
+  local seen = {}
+  for word in comment:match("^%s*%S+(.*)$"):gmatch("%S+") do
+    local key, value = word:match("^([^=]*)=(.*)$")
+    if not key or value == "" then
+      return quoted(word) .. " is not of the form key=value (no spaces around the '=')"
+    end
+    if seen[key] then return quoted(key) .. " is given twice" end
+    seen[key] = true
+    if not has(KEYS, key) then
+      local near = nearest(key)
+      local hint = near and ("did you mean " .. near .. "?") or ("known are " .. table.concat(KEYS, ", "))
+      return "there is no key " .. quoted(key) .. "; " .. hint
+    end
+  end
+  return nil
 end
 
 local function any_in(list, names)  -- names may be "a,b"
@@ -108,6 +167,11 @@ local function submit(job_desc, part_list)
   if not job_desc.script or not is_ours(job_desc, partition, job_desc.qos or "") then
     return  -- a job without a batch script cannot be requeued: Slurm schedules it
   end
+  local wrong = WRONG_TAGS ~= "ignore" and wrong_word(job_desc.comment)
+  if wrong and WRONG_TAGS == "refuse" then
+    slurm.log_user("metasched: the tag in --comment is wrong: %s", wrong)
+    return slurm.ERROR
+  end
   local uid = mint()
   if uid then
     local held = job_desc.priority == 0 and ":held" or ""
@@ -120,6 +184,9 @@ local function submit(job_desc, part_list)
     job_desc.environment["METASCHED_SHARED"] = SHARED
   end
   slurm.log_user("metasched schedules this job; see: metasched status")
+  if wrong then
+    slurm.log_user("metasched: the tag in --comment is wrong, so the job never starts; cancel it: %s", wrong)
+  end
 end
 
 local function deny(...)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from metasched.cli.command_group import SuggestingGroup
 from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
 from metasched.presentation.formatting import clean
@@ -21,6 +22,8 @@ COMMANDS = (
     "status",
     "explain",
     "submit",
+    "history",
+    "health",
     "init",
     "check",
     "daemon",
@@ -31,6 +34,7 @@ COMMANDS = (
     "compare",
     "what-if",
     "db",
+    "schema",
     "devcluster",
     "demo",
 )
@@ -38,7 +42,7 @@ COMMANDS = (
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """Group whose subcommands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature

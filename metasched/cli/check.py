@@ -10,6 +10,7 @@ import click
 
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
+from metasched.cli.progress import progress_bar
 from metasched.presentation.formatting import clean
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     if nodes:
         found += _check_nodes(facts)
     if as_json:
-        echo_json([dataclasses.asdict(finding) for finding in found])
+        echo_json("check", [dataclasses.asdict(finding) for finding in found])
     else:
         for finding in found:
             _print(finding)
@@ -65,9 +66,14 @@ def _check_nodes(facts: Facts) -> Iterator[Finding]:
     from metasched.installation.facts import Slurm, on_nodes  # noqa: PLC0415
     from metasched.slurm.errors import SlurmError  # noqa: PLC0415
 
-    nodes = facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()
+    nodes = [node for node in (facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()) if node.gpus]
     shared = None if facts.shared.missing else facts.shared.path
-    for name, faults in on_nodes([node for node in nodes if node.gpus], shared):
+    with progress_bar("Checking nodes") as progress:
+        checked = []
+        for one in on_nodes(nodes, shared):
+            checked.append(one)
+            progress(len(checked), len(nodes))
+    for name, faults in checked:
         if isinstance(faults, SlurmError):
             yield Finding("warning", name, f"could not be checked: {faults}", "try again when it has a CPU free")
         elif faults:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from metasched.cli.json_output import echo_json, json_option
+from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import make_case, policies_option, show_metrics
 from metasched.slurm.command_runner import sbatch
 
@@ -81,12 +82,13 @@ def command(
     if only is not None:
         sweep(found, cases[only : only + 1], out, 1, lambda _: None)
         return
-    with click.progressbar(length=len(cases), label="Simulating", file=sys.stderr) as bar:
-        results = sweep(found, cases, out, processes or os.cpu_count() or 1, lambda done: bar.update(done - bar.pos))
+    with progress_bar("Simulating") as progress:
+        count = len(cases)
+        results = sweep(found, cases, out, processes or os.cpu_count() or 1, lambda done: progress(done, count))
     write_table(out / "summary.csv", results)
     files = draw(results, out / "plots") if plots else []
     if as_json:
-        echo_json([asdict(result) for result in results])
+        echo_json("compare", [asdict(result) for result in results])
         return
     show_metrics(results)
     for path in files:

@@ -16,9 +16,12 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, tables
+from metasched.cli.command_group import SuggestingGroup
+from metasched.cli.completion import own_jobs
 from metasched.cli.explain import JobNotFoundError
 from metasched.cli.json_output import COUNT, echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option, state_option
+from metasched.cli.progress import progress_bar
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
 from metasched.core.reason_words import counted
@@ -67,7 +70,7 @@ class Database:
             yield store
 
 
-@click.group("db", short_help="Look into the daemon's database.")
+@click.group("db", cls=SuggestingGroup, short_help="Look into the daemon's database.")
 @state_option
 @shared_option
 @click.pass_context
@@ -83,7 +86,7 @@ def command(ctx: click.Context, state: Path | None, shared: Path | None) -> None
 def path(database: Database, *, as_json: bool) -> None:
     """Print the path of the database."""
     if as_json:
-        echo_json({"path": str(database.path), "exists": exists(database.path)})
+        echo_json("db path", {"path": str(database.path), "exists": exists(database.path)})
     else:
         click.echo(str(database.path))
 
@@ -96,7 +99,7 @@ def sizes(database: Database, *, as_json: bool) -> None:
     with database.reading() as store:
         rows, total = store.table_sizes(), store.file_bytes()
     if as_json:
-        echo_json({"rows": rows, "bytes": total})
+        echo_json("db sizes", {"rows": rows, "bytes": total})
         return
     made = tables.table("TABLE", "ROWS", right=("ROWS",))
     for name, count in rows.items():
@@ -113,7 +116,7 @@ def check(database: Database, *, as_json: bool) -> None:
     with database.reading() as store:
         problems = store.problems()
     if as_json:
-        echo_json({"path": str(database.path), "problems": problems})
+        echo_json("db check", {"path": str(database.path), "problems": problems})
         sys.exit(bool(problems))
     if problems:
         raise DamagedStoreError(database.path, "; ".join(problems))
@@ -121,7 +124,7 @@ def check(database: Database, *, as_json: bool) -> None:
 
 
 @command.command("events")
-@click.option("--job", help="Only those of one job (Slurm job id, uid or name).")
+@click.option("--job", shell_complete=own_jobs, help="Only those of one job (Slurm job id, uid or name).")
 @limit_option
 @json_option
 @click.pass_obj
@@ -130,13 +133,13 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
     with database.reading() as store:
         found = store.recent_events(limit, None if job is None else _job(store, job).uid)
     if as_json:
-        echo_json([{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
+        echo_json("db events", [{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
     else:
         tables.console().print(history_tables.events_table(found))
 
 
 @command.command("runs")
-@click.argument("job")
+@click.argument("job", shell_complete=own_jobs)
 @json_option
 @click.pass_obj
 def runs(database: Database, *, job: str, as_json: bool) -> None:
@@ -145,7 +148,7 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
         record = _job(store, job)
         found = store.runs(record.uid)
     if as_json:
-        echo_json([dataclasses.asdict(run) for run in found])
+        echo_json("db runs", [dataclasses.asdict(run) for run in found])
     else:
         tables.console().print(history_tables.runs_table(found, time.time()))
 
@@ -167,16 +170,17 @@ def import_(
 
     if file is not None and (since or until):
         raise click.UsageError("--since and --until are for sacct: leave them out with a file")
-    with database.writing() as store:
+    with database.writing() as store, progress_bar("Importing") as progress:
         if file is not None:
-            found = import_jobs(store, file)
+            found = import_jobs(store, file, progress=progress)
         else:
             begin = since or datetime.now() - timedelta(days=_IMPORTED_DAYS)  # noqa: DTZ005  sacct's are local times
             with ask_sacct(begin, until) as (path, delimiter):
-                found = import_jobs(store, path, delimiter)
+                found = import_jobs(store, path, delimiter, progress)
     if as_json:
         first = None if found.unreadable is None else str(found.unreadable)
-        echo_json({"read": found.read, "imported": found.jobs, "skipped": dict(found.skipped), "unreadable": first})
+        counts = {"read": found.read, "imported": found.jobs, "skipped": dict(found.skipped)}
+        echo_json("db import", {**counts, "unreadable": first})
         return
     click.echo(f"read {counted(found.read, 'job')}, imported {found.jobs}")
     for why, count in found.skipped.most_common():
@@ -203,7 +207,7 @@ def prune(database: Database, *, before: float, as_json: bool) -> None:
     with database.writing() as store:
         deleted = store.prune(time.time() - before * _DAY)
     if as_json:
-        echo_json(deleted)
+        echo_json("db prune", {"rows": deleted})
     else:
         gone = [f"{count} {name}" for name, count in deleted.items() if count]
         click.echo(f"deleted {listed(gone, len(gone))}" if gone else "nothing is that old")

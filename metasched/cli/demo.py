@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from metasched.cli.json_output import echo_json, json_option
 from metasched.core.errors import MetaschedError
 from metasched.presentation.formatting import clean, duration, where, world_sizes_text
 from metasched.shared_dir.published_status import JobStatus, Status
@@ -34,7 +36,8 @@ class DemoShortfallError(MetaschedError):
     show_default=True,
     help="Pause in each training step, in place of a larger model.",
 )
-def command(*, keep: bool, seconds_per_step: float) -> None:
+@json_option
+def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
     """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
 
     It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
@@ -45,21 +48,37 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
 
     out = console()
     began = time.monotonic()
-    click.echo("Starting a private Slurm cluster (4 nodes with 4 fake GPUs each) and the metasched daemon ...")
+    click.echo(
+        "Starting a private Slurm cluster (4 nodes with 4 fake GPUs each) and the metasched daemon ...", err=as_json
+    )
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
-        with _screen(out) as show:
+        with nullcontext(_nothing) if as_json else _screen(out) as show:
             result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
     finally:
         if keep:
-            click.echo(f"The files are kept in {base}")
-    _report(out, result.outcomes)
-    click.echo(f"{result.rounds} rounds were decided, and replayed.")
-    click.echo(f"Done in {duration(time.monotonic() - began)}; all processes of the demo have ended.")
+            click.echo(f"The files are kept in {base}", err=as_json)
+    seconds = time.monotonic() - began
+    if as_json:
+        rows = [_plain(one) for one in result.outcomes]
+        counts = {"rounds": result.rounds, "seconds": seconds, "problems": list(result.problems)}
+        echo_json("demo", {**counts, "rows": rows})
+    else:
+        _report(out, result.outcomes)
+        click.echo(f"{result.rounds} rounds were decided, and replayed.")
+        click.echo(f"Done in {duration(seconds)}; all processes of the demo have ended.")
     if result.problems:
         for log in result.logs:
             click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
         raise DemoShortfallError("the demo did not show all that it should: " + "; ".join(result.problems))
+
+
+def _nothing(status: Status) -> None:
+    """Show nothing of a status: the output is one JSON document."""
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {**asdict(outcome), "preemptions": outcome.preemptions, "resizes": outcome.resizes}
 
 
 @contextmanager
@@ -70,10 +89,16 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         return
     from rich.live import Live  # noqa: PLC0415
 
+    from metasched.cli.status_selection import in_order  # noqa: PLC0415
     from metasched.cli.status_tables import overview  # noqa: PLC0415
 
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        yield lambda status: live.update(overview(status, time.time(), len(status.jobs)), refresh=True)
+
+        def show(status: Status) -> None:
+            in_state_order = replace(status, jobs=tuple(in_order(status.jobs, "state")))
+            live.update(overview(in_state_order, time.time(), len(status.jobs)), refresh=True)
+
+        yield show
 
 
 class Changes:

@@ -69,7 +69,8 @@ def up(
     groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)
     cluster = DevCluster.up(base, Settings(groups), job_submit=slurm_script("job_submit.lua"))
     if as_json:
-        echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": cluster.changes})
+        names = list(cluster.nodes)
+        echo_json("devcluster up", {"base": str(cluster.base), "nodes": names, "environment": cluster.changes})
         return
     click.echo(
         f"# {len(cluster.nodes)} nodes are up: {', '.join(cluster.nodes)}. To use them, run these lines in your shell:"
@@ -94,7 +95,7 @@ def status(*, base: Path, as_json: bool) -> None:
     """Show which of the cluster's daemons run, and its nodes' states."""
     found = DevCluster.attach(base).status()
     if as_json:
-        echo_json(found)
+        echo_json("devcluster status", found)
         return
     for name, pid in found["daemons"].items():
         state = found["nodes"].get(name, "")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from metasched.cli.completion import own_jobs
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import DATABASE
@@ -20,12 +23,14 @@ from metasched.presentation.formatting import clean, listed, reason_fields, text
 from metasched.presentation.job_explanation import explanation, fairness_words, history, time_use_words
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
-from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
-from metasched.store.fairness import FairnessRecord
-from metasched.store.time_use import time_use
+
+if TYPE_CHECKING:  # importing the store imports the policies' mathematics
+    from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
+    from metasched.store.fairness import FairnessRecord
 
 _LATEST = 10
 _LISTED_IDS = 20
+_COMPARED = 64  # characters of names
 
 
 class JobNotFoundError(MetaschedError):
@@ -44,7 +49,7 @@ class Past:
 
 
 @click.command("explain", short_help="Say in words why a job runs or waits.")
-@click.argument("job")
+@click.argument("job", shell_complete=own_jobs)
 @shared_option
 @state_option
 @json_option
@@ -60,12 +65,14 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
     now = time.time()
     sentences = [*explanation(found, status, now), *history(found, now)]
     if past is not None:
+        from metasched.store.time_use import time_use  # noqa: PLC0415  as in _past
+
         sentences += time_use_words(time_use(past.runs, now))
         if past.fairness is not None:
             sentences += fairness_words(past.fairness)
     if as_json:
         details = {} if past is None else _plain(past)
-        echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})
+        echo_json("explain", {"job": dataclasses.asdict(found), "words": sentences, **details})
         return
     for sentence in sentences:
         click.echo(clean(sentence))
@@ -97,14 +104,28 @@ def find(status: Status, asked: str) -> JobStatus:
     if tasks := [slurm_job_id for slurm_job_id in ids_now if slurm_job_id.startswith(f"{asked}_")]:
         raise JobNotFoundError(f"job {asked} is an array: ask by task, one of {listed(tasks, _LISTED_IDS)}")
     raise JobNotFoundError(
-        f"metasched knows no job {asked!r} (by Slurm job id, uid or name); is it tagged? see `metasched status`"
+        f"metasched knows no job {asked!r} (by Slurm job id, uid or name); {_near_misses(status, asked)}"
     )
+
+
+def _near_misses(status: Status, asked: str) -> str:
+    """Return the names of jobs that are spelled almost like ``asked``, else where to look."""
+    names = {job.name[:_COMPARED]: job.slurm_job_id for job in (*status.finished, *status.jobs)}
+    near = difflib.get_close_matches(asked[:_COMPARED], names, n=3)
+    if not near:
+        return "is it tagged? see `metasched status`"
+    return f"did you mean {listed([f'{name!r} ({names[name]})' for name in near])}?"
 
 
 def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | None:
     """Return the records of the job; None where the database cannot be read and --state was not given."""
     try:
-        with Store.open(command_paths.state(given) / DATABASE, read_only=True) as store:
+        path = command_paths.state(given) / DATABASE
+        if given is None and not os.access(path, os.R_OK):
+            return None
+        from metasched.store import Store  # noqa: PLC0415  most hosts have no database, and importing it takes long
+
+        with Store.open(path, read_only=True) as store:
             return Past(
                 runs=store.runs(uid),
                 decisions=store.recent_decisions(uid, _LATEST),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
 
+from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
 
 DEFAULT_STATE = Path("/var/lib/metasched")
+_NEXT = (("check",), ("daemon", "--dry-run"))
 
 
 class CannotWriteError(MetaschedError):
@@ -37,8 +40,9 @@ class CannotWriteError(MetaschedError):
     show_default=True,
     help="Directory on this host's own disk, for the database.",
 )
+@json_option
 @click.pass_obj
-def command(command_paths: CommandPaths, shared: Path, state: Path) -> None:
+def command(command_paths: CommandPaths, *, shared: Path, state: Path, as_json: bool) -> None:
     """Read Slurm's settings and write a configuration with every key explained; an existing file is never changed."""
     from metasched.installation.template import template  # noqa: PLC0415  imports for this command alone
     from metasched.slurm.command_line_client import CommandLineClient  # noqa: PLC0415
@@ -55,6 +59,10 @@ def command(command_paths: CommandPaths, shared: Path, state: Path) -> None:
             file.write(text)
     except OSError as error:
         raise CannotWriteError(path, error) from None
+    if as_json:
+        config = ["metasched", "--config", str(path)]
+        echo_json("init", {"path": str(path), "next": [shlex.join([*config, *words]) for words in _NEXT]})
+        return
     click.echo(f"{path} is written. Next, as the user that the daemon will run as:")
     click.echo("  metasched check              # what is missing, and how to mend it")
     click.echo("  metasched daemon --dry-run   # what a round would do now")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,7 +11,22 @@ import click
 COUNT = click.IntRange(1, 10**9)  # of rows; SQLite's integers have 64 bits
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+VERSIONS: Mapping[str, int] = {}
+"""Versions of JSON documents by command, where they are not 1."""
 
-def echo_json(data: Any) -> None:
-    """Print a value as one JSON document."""
-    click.echo(json.dumps(data, indent=1, default=str))
+
+def schema_name(command: str, version: int) -> str:
+    """Return the name of a JSON document: ``metasched/db/events/1``."""
+    return f"metasched/{command.replace(' ', '/')}/{version}"
+
+
+def echo_json(command: str, data: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON document; `metasched schema` prints its schema (cli/json_documents.py).
+
+    Args:
+        command: the command's words, such as ``db events``.
+        data: the document's properties; a sequence becomes the property ``rows``.
+    """
+    properties = data if isinstance(data, Mapping) else {"rows": data}
+    named = {"schema": schema_name(command, VERSIONS.get(command, 1)), **properties}
+    click.echo(json.dumps(named, indent=1, default=str))

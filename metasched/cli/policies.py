@@ -19,7 +19,7 @@ def command(*, as_json: bool) -> None:
     registry = installed_policies()
     described = [describe(registry.get(name)) for name in registry.names()]
     if as_json:
-        echo_json(described)
+        echo_json("policies", described)
         return
     from rich.text import Text  # noqa: PLC0415  --json needs no rich
 

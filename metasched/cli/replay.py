@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from metasched.cli.completion import policy_names
 from metasched.cli.json_output import COUNT, echo_json, json_option
 from metasched.cli.paths import CommandPaths, state_option
 from metasched.configuration.file_names import DATABASE
@@ -24,7 +25,13 @@ DIFFERENT = 3
 @click.command("replay", short_help="Decide past rounds again, and compare.")
 @state_option
 @click.option("--last", default=100, show_default=True, type=COUNT, help="How many rounds.")
-@click.option("--policy", "name", metavar="NAME", help="Decide by this policy, with its default parameters, instead.")
+@click.option(
+    "--policy",
+    "name",
+    metavar="NAME",
+    shell_complete=policy_names,
+    help="Decide by this policy, with its default parameters, instead.",
+)
 @json_option
 @click.pass_obj
 def command(command_paths: CommandPaths, *, state: Path | None, last: int, name: str | None, as_json: bool) -> None:
@@ -39,7 +46,7 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
         rounds = list(replay(store, registry, last, other))
         names = {d.uid: store.find_jobs(d.uid, limit=1) for found in rounds for d in found.differences}
     if as_json:
-        echo_json([_plain(found) for found in rounds])
+        echo_json("replay", [_plain(found) for found in rounds])
     else:
         for found in rounds:
             for difference in found.differences:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from metasched.cli.completion import policy_names
 from metasched.cli.json_output import echo_json, json_option
+from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import make_case, show_metrics
 from metasched.presentation.formatting import duration
 
@@ -19,6 +21,7 @@ from metasched.presentation.formatting import duration
     default="fifo",
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=policy_names,
     help="The policy, with parameters other than its defaults.",
 )
 @click.option(
@@ -37,11 +40,13 @@ def command(*, scenario: Path, policy: str, load: float, seed: int, plots: Path 
     from metasched.simulator.scenario import load_scenario  # noqa: PLC0415
     from metasched.simulator.sweep import run_case  # noqa: PLC0415
 
-    result = run_case(load_scenario(scenario), make_case(policy, load, seed))
+    case = make_case(policy, load, seed)
+    with progress_bar("Simulating") as progress:
+        result = run_case(load_scenario(scenario), case, progress=progress)
     if plots is not None:
         draw([result], plots)
     if as_json:
-        echo_json(asdict(result))
+        echo_json("simulate", asdict(result))
         return
     show_metrics([result])
     own, engine, whole = result.seconds

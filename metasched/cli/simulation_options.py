@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import ValidationError
 
+from metasched.cli.completion import policy_names
 from metasched.core.policy import UnknownPolicyError, installed_policies
 from metasched.core.validation_messages import explain
 
@@ -40,7 +41,15 @@ SHOWN: Mapping[str, tuple[str, float]] = {
 
 def policies_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the decorator that adds --policy, which may be repeated, with the help ``text``."""
-    return click.option("--policy", "policies", multiple=True, required=True, metavar="NAME[:KEY=VALUE,...]", help=text)
+    return click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        required=True,
+        metavar="NAME[:KEY=VALUE,...]",
+        shell_complete=policy_names,
+        help=text,
+    )
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:

@@ -5,12 +5,14 @@ The values of a new column come from `shared_dir/published_status.py`, which `da
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metasched.cli.status_selection import WAITING
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
@@ -20,6 +22,7 @@ from metasched.presentation.formatting import (
     co_runner_text,
     duration,
     gpus_text,
+    hosts_text,
     node_note,
     planned_text,
     progress_text,
@@ -29,29 +32,89 @@ from metasched.presentation.formatting import (
     world_sizes_text,
 )
 from metasched.presentation.job_explanation import is_stale
-from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status
+from metasched.shared_dir.published_status import AppStatus, DeferredStatus, JobStatus, NodeStatus, Status
 from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 _NAME_WIDTH = 32
+_REASON_WIDTH = 60
+_HOSTS_WIDTH = 48
+_NODE_ROWS = 8
+_SUMMARY_ROWS = 12
+_DEFERRED_LINES = 5
+FINISHED_ROWS = 10
+"""Rows of the table of ended jobs; `metasched status --json` has all that are published."""
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
 
 
-def overview(status: Status, now: float, limit: int) -> RenderableType:
-    """Return headline, table of nodes and table of at most ``limit`` live jobs, those with an allocation first."""
+def overview(status: Status, now: float, limit: int, *, every_node: bool = False) -> RenderableType:
+    """Return headline, table of nodes, and table of the first ``limit`` live jobs.
+
+    Args:
+        status: the published status, its live jobs in the order in which they are to be shown.
+        now: the present instant, unix seconds.
+        limit: rows of the table of live jobs at most.
+        every_node: whether each node has a row; else alike nodes share a row.
+    """
     advice = [Text(advice_text(one)) for one in status.advice]
-    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), *advice, Text()]
+    nodes = nodes_table(status.nodes) if every_node else folded_nodes_table(status.nodes)
+    parts: list[RenderableType] = [headline(status, now), Text(), nodes, *advice, Text()]
     if status.jobs:
-        parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit], now))
+        parts.append(jobs_table(status.jobs[:limit], now))
     else:
         parts.append(Text("no jobs of metasched wait or run"))
     if len(status.jobs) > limit:
         parts.append(Text(f"and {len(status.jobs) - limit} more"))
     if status.apps:
         parts += [Text(), apps_table(status.apps[:limit])]
+        if len(status.apps) > limit:
+            parts.append(Text(f"and {len(status.apps) - limit} more"))
     if status.finished:
-        parts += [Text(), finished_table(status.finished, now)]
+        parts += [Text(), finished_table(status.finished[:FINISHED_ROWS], now)]
     return Group(*parts)
+
+
+def rows_without_jobs(status: Status, every_node: bool) -> int:  # noqa: FBT001  of one caller
+    """Return the number of lines that stand before and directly below the rows of the live jobs."""
+    nodes = len(status.nodes) if every_node else min(len(fold(status.nodes)), _NODE_ROWS) + 1
+    return headline(status, status.published).plain.count("\n") + nodes + len(status.advice) + 6
+
+
+def summary(status: Status, now: float) -> RenderableType:
+    """Return the headline and counts: GPUs by type, live jobs by state, waiting jobs by reason, jobs by user."""
+    gpus = table("TYPE", "NODES", "GPUs", "USED", "FREE", "NO NEW JOBS", right=("NODES", "GPUs", "USED", "FREE"))
+    for gpu_type in dict.fromkeys(node.gpu_type for node in status.nodes):
+        same = [node for node in status.nodes if node.gpu_type == gpu_type]
+        free = sum(max(node.gpus - node.gpus_used, 0) for node in same if node.accepts)
+        closed = [node.name for node in same if not node.accepts]
+        total, used = sum(node.gpus for node in same), sum(node.gpus_used for node in same)
+        row(gpus, gpu_type, len(same), total, used, free, hosts_text(closed, _HOSTS_WIDTH))
+    states = Counter(job.status for job in status.jobs)
+    told = ", ".join(f"{count} {clean(state)}" for state, count in states.most_common()) or "none"
+    parts: list[RenderableType] = [headline(status, now), Text(), gpus, Text(), Text(f"Live jobs: {told}")]
+    waiting = Counter(job.reason_code for job in status.jobs if job.status in WAITING)
+    if waiting:
+        told = ", ".join(f"{count} {clean(code)}" for code, count in waiting.most_common(_SUMMARY_ROWS))
+        parts.append(Text(f"Waiting, by reason: {told}"))
+    parts += [Text(), _users_table(status.jobs)] if status.jobs else []
+    return Group(*parts)
+
+
+def _users_table(jobs: Sequence[JobStatus]) -> Table:
+    """Return the table of the users with the most GPUs, then the most waiting jobs."""
+    numbers = ("GPUS USED", "RUNNING", "WAITING")
+    made = table("USER", *numbers, right=numbers)
+    gpus, running, waiting = Counter[str](), Counter[str](), Counter[str]()
+    for job in jobs:
+        gpus[job.user] += sum(job.nodes.values())
+        (waiting if job.status in WAITING else running)[job.user] += 1
+    users = sorted(gpus, key=lambda user: (-gpus[user], -waiting[user], user))
+    for user in users[:_SUMMARY_ROWS]:
+        row(made, clean(user, _NAME_WIDTH), gpus[user], running[user], waiting[user])
+    if len(users) > _SUMMARY_ROWS:
+        rest = users[_SUMMARY_ROWS:]
+        row(made, f"{len(rest)} more", *(sum(count[user] for user in rest) for count in (gpus, running, waiting)))
+    return made
 
 
 def headline(status: Status, now: float) -> Text:
@@ -77,8 +140,7 @@ def headline(status: Status, now: float) -> Text:
     if status.degraded:
         count = counted(status.degraded_rounds, "such round")
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
-    for one in status.deferred:
-        told = f"{counted(one.jobs, 'job')} of {clean(one.user)} not taken in: {clean(one.reason)}"
+    for told in _deferred_lines(status.deferred):
         line.append(f"\n{told}", style="yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
@@ -93,6 +155,14 @@ def _what_is_missing(status: Status) -> Iterator[str]:
         yield "Other users' jobs are not shown (Slurm's PrivateData)"
     if status.sharing_note and not status.sharing:
         yield f"No two jobs share a GPU: {clean(status.sharing_note)}"
+
+
+def _deferred_lines(deferred: Sequence[DeferredStatus]) -> Iterator[str]:
+    """Yield which jobs are not taken in, by user and reason, in a few lines."""
+    for one in deferred[:_DEFERRED_LINES]:
+        yield f"{counted(one.jobs, 'job')} of {clean(one.user)} not taken in: {clean(one.reason)}"
+    if rest := deferred[_DEFERRED_LINES:]:
+        yield f"{counted(sum(one.jobs for one in rest), 'more job')} not taken in"
 
 
 def _what_an_admin_must_do(nodes: Sequence[NodeStatus]) -> Iterator[str]:
@@ -119,6 +189,34 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
         row(
             made, node.name, node.gpu_type, f"{node.gpus_used}/{node.gpus}", note, style=None if node.accepts else "dim"
         )
+    return made
+
+
+def fold(nodes: Sequence[NodeStatus]) -> dict[tuple[str | None, int, int, bool, str], list[str]]:
+    """Return the names of alike nodes by GPU type, GPUs, used GPUs, acceptance and reason.
+
+    Nodes that accept no jobs come last, larger groups first.
+    """
+    groups: dict[tuple[str | None, int, int, bool, str], list[str]] = {}
+    for node in nodes:
+        key = (node.gpu_type, node.gpus, node.gpus_used, node.accepts, node.reason)
+        groups.setdefault(key, []).append(node.name)
+    return dict(sorted(groups.items(), key=lambda group: (not group[0][3], -len(group[1]))))
+
+
+def folded_nodes_table(nodes: Sequence[NodeStatus]) -> Table:
+    """Return the table of nodes with a row for each group of alike nodes, at most ``_NODE_ROWS`` groups."""
+    numbers = ("NODES", "GPUS USED")
+    made = table("NODE", "NODES", "TYPE", "GPUS USED", "", right=numbers)
+    groups = list(fold(nodes).items())
+    for (gpu_type, gpus, used, accepts, reason), names in groups[:_NODE_ROWS]:
+        why = f": {clean(reason, _REASON_WIDTH)}" if reason else ""
+        note = None if accepts else f"takes no new jobs{why}"
+        each = " each" if len(names) > 1 else ""
+        cells = (hosts_text(names, _HOSTS_WIDTH), len(names), gpu_type, f"{used}/{gpus}{each}", note)
+        row(made, *cells, style=None if accepts else "dim")
+    if rest := groups[_NODE_ROWS:]:
+        row(made, "others (--nodes lists all)", sum(len(names) for _, names in rest), style="dim")
     return made
 
 

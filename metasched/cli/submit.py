@@ -68,7 +68,7 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
     if warnings:
         click.echo(clean(warnings), err=True)
     if as_json:
-        echo_json({"job": slurm_job_id, "comment": comment})
+        echo_json("submit", {"job": slurm_job_id, "comment": comment})
     else:
         click.echo(slurm_job_id)
 

@@ -10,6 +10,7 @@ import click
 
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
+from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
 from metasched.presentation.formatting import duration, planned_text
 
@@ -79,11 +80,12 @@ def command(
         now = f"{current.name} (now)"
         compared = {now: current, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
-        rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state())
+        with progress_bar("Simulating") as progress:
+            rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state(), progress)
         planned = store.planned_runs()
     columns = [now, *chosen]
     if as_json:
-        echo_json([_plain(row, planned.get(row.job.uid)) for row in rows])
+        echo_json("what-if", [_plain(row, planned.get(row.job.uid)) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
 from metasched.core.validation_messages import explain
+from metasched.metrics.endpoint import parse_address
 from metasched.throughput.throughput_table import TableError, ThroughputTable
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
@@ -325,6 +326,25 @@ class WebOptions(_Section):
     coordinators: dict[str, _Names] = Field(default_factory=dict)
 
 
+def _address(text: str) -> str:
+    if text:
+        parse_address(text)
+    return text
+
+
+class Metrics(_Section):
+    """Metrics for Prometheus.
+
+    Attributes:
+        file: whether the daemon writes them into the shared directory, as ``metrics.prom``.
+        listen: host and port at which the daemon serves that file, such as ``127.0.0.1:9410``; empty for none. Users
+            who can reach the port can read accounts' use of the cluster.
+    """
+
+    file: bool = True
+    listen: Annotated[str, AfterValidator(_address)] = ""
+
+
 class Log(_Section):
     """The daemon's log, on standard error.
 
@@ -351,6 +371,7 @@ class Config(_Section):
     access: Access = Access()
     standby: Standby = Standby()
     web: WebOptions = WebOptions()
+    metrics: Metrics = Metrics()
     log: Log = Log()
 
     @property

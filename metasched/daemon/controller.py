@@ -30,6 +30,8 @@ from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
 from metasched.daemon.fairness_status import cluster_load
+from metasched.daemon.metrics_publisher import MetricsPublisher
+from metasched.daemon.poll_times import PollTimes
 from metasched.daemon.restart_watch import RestartWatch
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.store_watch import StoreLogWatch
@@ -115,10 +117,14 @@ class Controller:
         self._restart_watch = RestartWatch(client, clock)
         self._actuator = Actuator(config, client, store, mailbox, settings, self._restart_watch)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
+        private = settings.values.get("PrivateData", "").lower() not in {"", "none", "(null)"}
+        self._metrics = MetricsPublisher(store, mailbox.shared, private=private)
+        self.poll_times = PollTimes()
         self._background_solver = BackgroundSolver()
         self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
+        self.decide_seconds = None if last is None else last.decide_seconds  # wall time of the latest decision
         self._round, self._round_at = _number_and_instant(last)
         self._targets: Mapping[str, Placement] = store.targets()
         self._batches: Mapping[str, BatchPlan] = store.target_batches()
@@ -178,6 +184,7 @@ class Controller:
             StoreError, LockLostError: the daemon must end; nothing is written to Slurm after the error.
         """
         now = self._clock()
+        self.poll_times.begin()
         self._check_lock()
         last_poll = self._last_poll_at
         self._note_clock(now)
@@ -185,6 +192,7 @@ class Controller:
         try:
             state = self._observe_and_record(now)
             restarted = self._restart_watch.has_restarted()
+            self.poll_times.mark("observe")
         except SlurmError as error:
             self._note_outage(error, now)
             return self.config.schedule.poll_seconds
@@ -197,7 +205,7 @@ class Controller:
         self._request_early_round(state)
         settling = self._settling_seconds()
         if settling:
-            self._publisher.publish(self, state, self._state_builder.take_described())
+            self._publish(state)
             return min(self.config.schedule.poll_seconds, settling)
         self._settles_since = None
         self._check_lock()  # Slurm's answers may have taken long
@@ -205,14 +213,22 @@ class Controller:
             self._decide(state.snapshot)
         elif self._unsolved is not None and self._solving_due(now):
             self._begin_solving(replace(self._for_policies(state.snapshot), round=self._round))
+        self.poll_times.mark("decide")
         actions = self._plan(state)
+        self.poll_times.mark("plan")
         done = self._act(actions, state)
+        self.poll_times.mark("act")
         self._store_log.check()
-        self._publisher.publish(self, state, self._state_builder.take_described())
+        self._publish(state)
         self._prune_history(now)
         changing = self._changing.of(lambda: state.changes_soon, state.version)
         busy = bool(done) or changing or self._writes.budget.exhausted
         return self._seconds_to_next_poll(now, busy=busy)
+
+    def _publish(self, state: ClusterState) -> None:
+        self._publisher.publish(self, state, self._state_builder.take_described())
+        self._metrics.publish(self, state)
+        self.poll_times.mark("publish")
 
     def _observe_and_record(self, now: float) -> ClusterState:
         """Observe, intake, track runs, learn: the steps of a poll before it decides. Repeatable.
@@ -480,7 +496,7 @@ class Controller:
                 state=result.state,
                 targets=result.targets,
                 reasons=result.reasons,
-                decide_seconds=time.perf_counter() - begun,
+                decide_seconds=(took := time.perf_counter() - begun),
                 snapshot=encode(snapshot) if self.config.history.snapshots_bytes and not self._store_log.full else b"",
                 snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
@@ -502,6 +518,7 @@ class Controller:
             )
             return
         self._round = number
+        self.decide_seconds = took
         self._unsolved = result.state if precomputes else None
         if not self.policy.precompute_at:
             self._begin_solving(snapshot)
@@ -593,6 +610,7 @@ class Controller:
         self._slurm_error = str(error)
         self._round_wanted = True  # no later poll reports the arrivals of the interrupted one
         self._publisher.republish(self)
+        self._metrics.note_outage()
 
 
 def _number_and_instant(last: RoundRecord | None) -> tuple[int, float | None]:

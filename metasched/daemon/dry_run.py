@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.configuration.config import load
 from metasched.configuration.file_names import DATABASE
 from metasched.configuration.logs import configure_logs
+from metasched.core.model import Placement, Start
 from metasched.core.policy import installed_policies
 from metasched.core.reason_words import words
-from metasched.daemon.actuator import describe
+from metasched.core.reasons import Reason
+from metasched.daemon.actuator import ACTION_KINDS, describe
 from metasched.daemon.controller import Controller
 from metasched.daemon.process import make_policy
 from metasched.shared_dir.mailbox import Mailbox
@@ -48,14 +51,35 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
                 client.close()
 
 
-def planned_actions(path: Path) -> Sequence[str]:
-    """Decide one round and return the actions that the daemon would perform, as lines for people.
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """What the daemon would do to one job now.
+
+    Attributes:
+        action: kind of the action, as stored; ``leave`` for none.
+        uid: the job.
+        slurm_job_id: its Slurm job id.
+        text: the action in one line, for people.
+        reason: why; None where the round says nothing about the job.
+        placement: nodes and GPUs that a started job would get; None for other actions.
+    """
+
+    action: str
+    uid: str
+    slurm_job_id: str
+    text: str
+    reason: Reason | None
+    placement: Placement | None = None
+
+
+def planned_actions(path: Path) -> Sequence[PlannedAction]:
+    """Decide one round and return the actions that the daemon would perform.
 
     Args:
         path: the configuration file's.
 
     Returns:
-        A line for each action, in order, then a line for each job without an action.
+        The actions, in order, then an entry for each job without an action.
 
     Raises:
         MetaschedError: the configuration is wrong, or Slurm cannot be read.
@@ -64,7 +88,20 @@ def planned_actions(path: Path) -> Sequence[str]:
         snapshot, actions = controller.decide_and_plan()
         changed = {action.uid for action in actions}
         unchanged = (job for job in snapshot.jobs if job.uid not in changed)
-        return [
-            *(describe(action, snapshot) for action in actions),
-            *(f"leave {job.slurm_job_id}: {words(controller.reason(job.uid))}" for job in unchanged),
+        planned = [
+            PlannedAction(
+                ACTION_KINDS[type(action)],
+                action.uid,
+                snapshot.job[action.uid].slurm_job_id,
+                describe(action, snapshot),
+                action.reason,
+                action.placement if isinstance(action, Start) else None,
+            )
+            for action in actions
         ]
+        for job in unchanged:
+            why = controller.reason(job.uid)
+            planned.append(
+                PlannedAction("leave", job.uid, job.slurm_job_id, f"leave {job.slurm_job_id}: {words(why)}", why)
+            )
+        return planned

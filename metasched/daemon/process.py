@@ -29,10 +29,12 @@ from metasched.core.policy import Policy, Registry, installed_policies
 from metasched.daemon.background_solver import check_portable
 from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
+from metasched.daemon.metrics_publisher import FILE_NAME as METRICS_FILE
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
 from metasched.daemon.store_watch import StoreLockWatch
 from metasched.daemon.systemd_notify import notify
 from metasched.installation.job_submit_lua import check_shared, read_plugin
+from metasched.metrics.endpoint import endpoint
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient, SlurmSettings
@@ -42,7 +44,7 @@ from metasched.store import BusyStoreError, Store
 from metasched.store.permissions import make_private
 
 # What is read only at the start, besides the section [paths].
-FIXED = (("slurm", "client"), ("slurm", "timeout_seconds"))
+FIXED = (("slurm", "client"), ("slurm", "timeout_seconds"), ("metrics", "listen"))
 STANDBY_SECONDS = 2.0
 """Time between a standby's attempts to take the lock."""
 LOCK_HELD_ADVICE = "stop it first, or stand by for it with --standby"
@@ -278,7 +280,8 @@ def run(path: Path, *, standby: bool = False) -> None:
 
                 log.info("started", config=str(path), policy=config.policy.name)
                 notify("READY=1", f"STATUS=schedules under policy {config.policy.name}")
-                Daemon(path, config, registry, controller, policy, store, copier, reloads).run()
+                with endpoint(config.metrics.listen, config.paths.shared / METRICS_FILE):
+                    Daemon(path, config, registry, controller, policy, store, copier, reloads).run()
             finally:
                 notify("STOPPING=1")
                 client.close()

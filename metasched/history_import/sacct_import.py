@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -106,13 +106,16 @@ def ask_sacct(
         yield Path(output.name), delimiter
 
 
-def import_jobs(store: Store, path: Path, delimiter: str = "|") -> Imported:
+def import_jobs(
+    store: Store, path: Path, delimiter: str = "|", progress: Callable[[int, int], object] | None = None
+) -> Imported:
     """Import the GPU jobs that have ended; a job that the store knows already is skipped.
 
     Args:
         store: the store to write.
         path: the file with sacct's output, which has the columns ``NEEDED``.
         delimiter: the text between columns.
+        progress: is called with the number of records that were imported or skipped so far, and of all.
 
     Raises:
         TraceError: the file cannot be read, or lacks a column.
@@ -125,8 +128,12 @@ def import_jobs(store: Store, path: Path, delimiter: str = "|") -> Imported:
             _note_unreadable(result, row)
         else:
             readable.append(row)
+    done = 0
     with store.transaction():
         for rows in _by_job(readable, result):
+            done += len(rows)
+            if progress is not None:
+                progress(done, len(readable))
             try:
                 why = _import(store, rows)
             except TraceError as error:

@@ -271,21 +271,9 @@ class RunTracking:
         """
         if slurm.state not in (JobState.FAILED, JobState.TIMEOUT) or record.end_reason is not None:
             return False  # a job that was ended for good is never requeued
-        if record.current is not None and record.current.stop_requested is not None:
-            if self._had_finished(record, slurm):
-                return False
-            kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
-        elif self._may_be_killed_by_stopped_run(record, slurm):
-            # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
-            kind, cause = KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
-        elif self._had_finished(record, slurm):
+        if (why := self._why_put_back(record, slurm, retries)) is None:
             return False
-        elif self._may_be_killed_by_old_run(record, slurm):
-            kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
-        elif self._may_launch_again(record, slurm, retries):
-            kind, cause = LAUNCH_FAILED, "before its batch script had started"
-        else:
-            return False
+        kind, cause = why
         if self._writes.is_put_off(slurm.slurm_job_id, "requeue_hold"):
             return True  # the job counts as live until the requeue can be tried again
         if not self._writes.once(
@@ -295,6 +283,22 @@ class RunTracking:
         self._store.event(kind, f"ended as {slurm.slurm_state} {cause}; put back", uid=record.uid, at=now)
         self._record_unseen_start(record, slurm.started if slurm.started is not None else now)
         return True
+
+    def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> tuple[str, str] | None:
+        """Why a job that failed is requeued: the kind of the event, and words; None where it is not."""
+        stopped = record.current is not None and record.current.stop_requested is not None
+        if not stopped and self._may_be_killed_by_stopped_run(record, slurm):
+            # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
+            return KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
+        if self._had_finished(record, slurm):
+            return None
+        if stopped:
+            return "rescued", "when asked to stop"  # a stop must not make the job fail
+        if self._may_be_killed_by_old_run(record, slurm):
+            return KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        if self._may_launch_again(record, slurm, retries):
+            return LAUNCH_FAILED, "before its batch script had started"
+        return None
 
     def _may_launch_again(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> bool:
         """Whether the job's run failed to launch, and may be repeated."""

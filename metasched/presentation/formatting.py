@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
+from metasched.slurm.hostlist import compress
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
     from metasched.core.model import PlannedRun
@@ -16,6 +18,8 @@ if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 _REASON_WIDTH = 60
+_NODES_BY_NAME = 4
+_HOSTS_WIDTH = 60
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -84,8 +88,29 @@ def listed(words: Sequence[str], most: int = 6) -> str:
 
 
 def where(nodes: Mapping[str, int]) -> str:
-    """Return the GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
-    return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+    """Return the GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone.
+
+    More than ``_NODES_BY_NAME`` nodes are folded into host lists: ``n[1-16]:8``.
+    """
+    if len(nodes) <= _NODES_BY_NAME:
+        return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+    by_gpus: dict[int, list[str]] = {}
+    for node, gpus in nodes.items():
+        by_gpus.setdefault(gpus, []).append(node)
+    parts = []
+    for gpus, names in sorted(by_gpus.items(), reverse=True):
+        shown = hosts_text(names, _HOSTS_WIDTH)
+        parts.append(f"{shown}:{gpus}" if gpus else shown)
+    return " ".join(parts)
+
+
+def hosts_text(names: Sequence[str], width: int) -> str:
+    """Return the names as a host list; where that is longer than ``width`` characters, ``n[1,3,5],... (40 nodes)``."""
+    whole = compress(names)
+    if len(whole) <= width:
+        return whole
+    fitting = bisect.bisect_right(range(1, len(names)), width, key=lambda count: len(compress(names[:count])))
+    return f"{compress(names[: max(fitting, 1)])},... ({len(names)} nodes)"
 
 
 def gpus_text(job: JobStatus) -> str:

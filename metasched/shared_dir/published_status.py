@@ -438,14 +438,23 @@ def publish_summary(shared: Path, status: Status) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        replace_file(path, content)
     except OSError as error:
         msg = f"cannot publish {path}: {error.strerror}"
         raise StatusError(msg) from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file that everybody may read, as a whole: no reader sees a part of it.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.chmod(0o644)
+    temporary.replace(path)
 
 
 def note_store_problem(shared: Path, problem: str) -> None:

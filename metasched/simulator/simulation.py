@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from metasched.core.apps import App
 from metasched.core.model import Node, Snapshot
@@ -34,6 +34,7 @@ def simulate(
     window: range | None = None,
     watch: RoundObserver | None = None,
     begin: InitialState | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Outcome:
     """Simulate a workload under a policy.
 
@@ -45,8 +46,11 @@ def simulate(
         window: positions in the workload; the simulation ends when these jobs are complete. None for all jobs.
         watch: is called after each round.
         begin: the state to continue from; None to begin with an empty cluster at the first arrival.
+        progress: is called with the number of jobs that have ended, and of all that are awaited, as jobs end.
     """
-    return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
+    simulation = _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin)
+    simulation.progress = progress
+    return simulation.run()
 
 
 class _Simulation(RoundLoop):
@@ -76,11 +80,15 @@ class _Simulation(RoundLoop):
         self.schedule = _RoundSchedule(settings.round_seconds)
         self.changed = False  # whether anything happened since the last round
         self.woken = False  # whether something of that triggers an early round
+        self.progress: Callable[[int, int], object] | None = None
 
     def play(self) -> None:
         """Process instant after instant."""
-        cluster = self.cluster
+        cluster, total, left = self.cluster, len(self.awaited), -1
         while self.awaited:
+            if self.progress is not None and len(self.awaited) != left:
+                left = len(self.awaited)
+                self.progress(total - left, total)
             arrival = self.next_arrival
             now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.next_round)
             if now == math.inf or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
@@ -91,6 +99,8 @@ class _Simulation(RoundLoop):
             self.arrive()
             if self.next_round <= now:
                 self.play_round()
+        if self.progress is not None:
+            self.progress(total - len(self.awaited), total)
 
     @property
     def next_arrival(self) -> float:

@@ -55,8 +55,13 @@ def at_load(workload: Workload, load: float) -> Workload:
     )
 
 
-def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -> Result:
-    """Simulate one case.
+def run_case(
+    scenario: Scenario,
+    case: Case,
+    registry: Registry | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Result:
+    """Simulate one case; ``progress`` is called with the jobs that have ended, and with all.
 
     Raises:
         MetaschedError: the workload cannot be read or generated, or the policy is not installed.
@@ -66,7 +71,7 @@ def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -
     policy = found(found.Parameters.model_validate(case.parameters))
     workload = at_load(scenario.workload(case.seed), case.load)
     settings = replace(scenario.settings, seed=case.seed)
-    outcome = simulate(workload, scenario.nodes, policy, settings, window=scenario.window)
+    outcome = simulate(workload, scenario.nodes, policy, settings, window=scenario.window, progress=progress)
     measured = measure(outcome, workload, window=scenario.window, prices=scenario.prices or None)
     asked = {one.job.uid: one.job.gpus for one in workload.submissions}
     jobs = tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -64,6 +64,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
     settings: Settings,
     states: Mapping[str, PolicyState | None] | None = None,
     apps: AppsState = NO_APPS,
+    progress: Callable[[int, int], object] | None = None,
 ) -> list[Forecast]:
     """Simulate the live jobs, from now to their completions, under each policy.
 
@@ -76,6 +77,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
         states: the policies' states after the last round, by label; policies that are not in it begin with their
             initial state.
         apps: the apps' state after the last round. Tuners compare the losses that trials have reported so far.
+        progress: is called with the number of jobs that have ended under all policies so far, and of all to end.
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
     live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
@@ -85,7 +87,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
     lost: dict[str, dict[str, float]] = {job.uid: {} for job in jobs}
     stops: dict[str, dict[str, int]] = {job.uid: {} for job in jobs}
-    for name, policy in policies.items():
+    for number, (name, policy) in enumerate(policies.items()):
         begin = InitialState(
             at=snapshot.now,
             round=snapshot.round,
@@ -95,13 +97,19 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
             trial_orders=snapshot.trial_orders,
             quotas=snapshot.quotas,
         )
-        outcome = simulate(Workload("live", submissions), nodes, policy, settings, begin=begin)
+        shown = _after(number * len(jobs), len(policies) * len(jobs), progress)
+        outcome = simulate(Workload("live", submissions), nodes, policy, settings, begin=begin, progress=shown)
         for found in outcome.jobs:
             ends[found.uid][name] = found.finished
             if found.ended is not None:
                 lost[found.uid][name] = found.ended
             stops[found.uid][name] = found.preemptions - snapshot.job[found.uid].preemptions
     return [Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid], lost[job.uid]) for job in jobs]
+
+
+def _after(done: int, total: int, progress: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:
+    """Return the progress of one simulation of several, after ``done`` of ``total`` jobs."""
+    return None if progress is None else lambda ended, _: progress(done + ended, total)
 
 
 def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:

@@ -2,8 +2,8 @@
 
 A new key is a field of ``Tag``, an entry of ``KEYS``, a field with a default of ``Requirements`` in
 slurm/job_requirements.py, which applies the tag to what the job requests from Slurm, and a line of ``HELP`` in
-cli/submit.py and of docs/user/TAGS.md. A key that policies read is also a field in core/model.py, which ``job_of`` in
-observe/observed_job.py fills. The job_submit plugin and the database need no change.
+cli/submit.py and of docs/user/TAGS.md, and a word of ``KEYS`` in slurm_scripts/job_submit.lua. A key that policies read
+is also a field in core/model.py, which ``job_of`` in observe/observed_job.py fills. The database needs no change.
 """
 
 from __future__ import annotations

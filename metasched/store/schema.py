@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
+from metasched.store.counting_triggers import COUNTING
 from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
 
 APPLICATION_ID = 0x6D736368  # "msch", in the file's header
@@ -113,6 +114,7 @@ TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
     *("load", "fairness"),
+    *("metric_counters", "metric_accounts"),
 )
 
 
@@ -284,6 +286,19 @@ def _window_indexes(db: Database) -> None:
     db.execute("DROP INDEX runs_ended")  # the first column of the next one
     db.execute("CREATE INDEX runs_window ON runs (ended, started, gpus, suspended_seconds) WHERE ended IS NOT NULL")
     db.execute("CREATE INDEX runs_open ON runs (started) WHERE ended IS NULL")
+
+
+@migrations(name="0023_metric_counters")
+def _metric_counters(db: Database) -> None:
+    """Counters of the metrics, which triggers advance with the rows that they count, and which no retention deletes."""
+    db.execute(
+        """CREATE TABLE metric_counters (
+             name TEXT NOT NULL, label TEXT NOT NULL, gpu_type TEXT NOT NULL, value REAL NOT NULL,
+             PRIMARY KEY (name, label, gpu_type)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE TABLE metric_accounts (account TEXT PRIMARY KEY) WITHOUT ROWID")
+    for name, body in COUNTING.items():
+        db.execute(f"CREATE TRIGGER {name} AFTER {body} END")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

@@ -34,7 +34,7 @@ def test_the_configuration_of_init_passes_the_check(clean_cluster, tmp_path):
     )
     checked = metasched(clean_cluster, "--config", config, "check", "--nodes", "--json")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    found = {finding["subject"]: finding for finding in json.loads(checked.stdout)}
+    found = {finding["subject"]: finding for finding in json.loads(checked.stdout)["rows"]}
     assert set(clean_cluster.nodes) <= set(found)
     assert all(found[name]["level"] == "ok" for name in (*clean_cluster.nodes, "Slurm", "role", "[paths] state"))
     assert metasched(clean_cluster, "--config", config, "daemon", "--dry-run").returncode == 0

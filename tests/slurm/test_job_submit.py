@@ -163,6 +163,36 @@ def test_sbatch_prints_that_metasched_schedules_the_job(submitter):
     assert "metasched schedules this job" in done.stderr
 
 
+WRONG_TAGS = [
+    ("metasched min_gpu=1", "there is no key 'min_gpu'; did you mean min_gpus?"),
+    ("metasched colour=red", "there is no key 'colour'; known are min_gpus, max_gpus, "),
+    ("metasched weight", "'weight' is not of the form key=value"),
+    ("metasched slo=2h slo=3h", "'slo' is given twice"),
+    ("metasched $(id)%s=%n" + "x" * 999, "there is no key '$(id)%s'"),
+]
+
+
+def test_sbatch_tells_of_a_wrong_word_in_the_tag(submitter):
+    """A mistyped key shows at submission, not after hours in the queue; a right tag says nothing."""
+    argv = ["sbatch", "--hold", "--output=/dev/null"]
+    for comment, told in WRONG_TAGS:
+        done = submitter.run(*argv, f"--comment={comment}", str(submitter.script), user=None)
+        assert (done.returncode, told in done.stderr) == (0, True), done.stderr
+    right = "metasched min_gpus=1 max_gpus=8 sizes=1,2,4 weight=0.5 tuner=halving,eta=2"
+    done = submitter.run(*argv, f"--comment={right}", str(submitter.script), user=None)
+    assert (done.returncode, "wrong" in done.stderr) == (0, False)
+
+
+def test_an_admin_may_have_wrong_tags_refused(submitter):
+    """The submission fails with the message; other comments and right tags pass."""
+    submitter.edit({**EDITS, 'local WRONG_TAGS = "warn"': 'local WRONG_TAGS = "refuse"'})
+    for comment, told in WRONG_TAGS[:1]:
+        done = submitter.run("sbatch", f"--comment={comment}", str(submitter.script), user=None)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    assert submitter.submit("--hold", "--comment=metasched min_gpus=1").hold is Hold.USER
+    assert submitter.submit("--hold", "--comment=min_gpu is not a tag")
+
+
 def test_the_shared_root_reaches_the_jobs_environment(submitter):
     """A value that the user has set stays."""
     job = submitter.submit("--comment=metasched")

@@ -42,7 +42,7 @@ def test_what_if_of_the_live_queue(small_site):
     argv = ["--policy", las, "--assume-hours", "1", "--restart-seconds", "0", "--json"]
     done = metasched(site, "what-if", *argv)
     assert done.returncode == 0, done.stderr
-    one, other = json.loads(done.stdout)
+    one, other = json.loads(done.stdout)["rows"]
     assert [one["slurm_job_id"], other["slurm_job_id"]] == [first, second]
     assert (one["work_from"], other["work_from"]) == ("assumed", "assumed")
     assert 0 < one["ends"][now] - time.time() < 3600 <= other["ends"][now] - one["ends"][now] < 3610
@@ -65,6 +65,6 @@ def test_a_sweep_runs_as_a_job_array(small_site):
     times = {path: path.stat().st_mtime_ns for path in results.iterdir()}
     done = metasched(site, *argv, "--json", config=False)
     assert done.returncode == 0, done.stderr
-    assert {one["label"] for one in json.loads(done.stdout)} == {"fifo", "las"}
+    assert {one["label"] for one in json.loads(done.stdout)["rows"]} == {"fifo", "las"}
     assert {path: path.stat().st_mtime_ns for path in results.iterdir()} == times
     assert (site.base / "out" / "summary.csv").read_text().count("\n") == 3

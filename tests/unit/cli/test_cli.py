@@ -1,15 +1,17 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from metasched.cli import main, submit
+from metasched.cli import main, status_selection, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
 from metasched.presentation import formatting, job_explanation
@@ -219,6 +221,88 @@ def test_status_of_a_long_queue_is_short(show):
     assert "and 8 more" in output
 
 
+def test_status_selects_by_state_account_and_caller(show, monkeypatch):
+    """The options leave out other jobs, live and ended; --state waiting stands for held and queued."""
+    ended = job(name="old", status="failed", finished=NOW - 5, account="vision")
+    status = published(jobs=(job(account="vision"), waiting(user="bob", account="nlp")), finished=(ended,))
+    monkeypatch.setattr(status_selection, "own_name", lambda: "bob")
+    monkeypatch.setattr("metasched.cli.status.own_name", lambda: "bob")
+
+    def names(*options):
+        shown = json.loads(show(status, "status", "--json", *options))
+        return [one["name"] for one in (*shown["jobs"], *shown["finished"])]
+
+    assert names("--me") == ["bert"]
+    assert names("--account", "vision") == ["resnet", "old"]
+    assert names("--state", "waiting") == ["bert"]
+    assert names("--state", "waiting", "--state", "failed") == ["bert", "old"]
+
+
+def test_an_unknown_state_has_a_suggestion(tmp_path, run):
+    """A state that no job can be in is a usage error, not an empty table."""
+    publish(tmp_path, published())
+    result = run("status", "--state", "runing", "--shared", tmp_path)
+    assert (result.exit_code, "did you mean running" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("order", "first"), [("waited", "bert"), ("gpus", "resnet"), ("name", "bert")])
+def test_status_sorts_live_jobs(show, order, first):
+    """Times and numbers descend, names ascend."""
+    status = published(jobs=(job(), waiting(waited_seconds=500.0)))
+    rows = [line for line in show(status, "status", "--sort", order).splitlines() if "ada" in line]
+    assert first in rows[0]
+
+
+def test_status_folds_alike_nodes(show):
+    """512 nodes of a few kinds take a few rows; --nodes lists each."""
+    nodes = tuple(NodeStatus(f"n{i:03d}", "v100", 8, 8 * (i % 2), accepts=i % 64 != 0) for i in range(512))
+    output = show(published(nodes=nodes), "status")
+    assert "resnet" in "".join(output.splitlines()[:12])
+    assert "... (256 nodes)" in output
+    assert "8/8 each" in output
+    assert len(show(published(nodes=nodes), "status", "--nodes").splitlines()) > 512
+
+
+def test_the_table_of_nodes_is_bounded(show):
+    """Nodes that differ all have one common row after the first groups."""
+    nodes = tuple(NodeStatus(f"n{i}", "v100", 1000, i, accepts=True) for i in range(100))
+    output = show(published(nodes=nodes), "status")
+    assert re.search(r"others \(--nodes lists all\) +92", output)
+
+
+def test_the_summary_counts_jobs_and_gpus(show):
+    """--summary has jobs by state and user, and GPUs by type, and no row of a job."""
+    output = show(published(), "status", "--summary")
+    assert "Live jobs: 1 running, 1 held" in output
+    assert re.search(r"v100 +1 +4 +2 +2", output)
+    assert re.search(r"ada +2 +1 +1", output)
+    assert "resnet" not in output
+
+
+@pytest.mark.parametrize("options", [["--watch"], ["--watch", "--json"], ["--summary", "--json"], ["--me", "--user=x"]])
+def test_options_of_status_that_exclude_one_another(tmp_path, run, options):
+    """--watch needs a terminal, --json prints one whole document, --me is a --user."""
+    publish(tmp_path, published())
+    assert run("status", *options, "--shared", tmp_path).exit_code == 2
+
+
+def test_explain_bounds_its_list_of_nodes(show):
+    """Hundreds of free nodes, and the nodes of a wide job, are folded into host lists."""
+    nodes = tuple(NodeStatus(f"n{i:03d}", "v100", 8, 4, accepts=True) for i in range(512))
+    wide = job(nodes={f"n{i:03d}": 8 for i in range(128)}, max_gpus=1024)
+    status = published(nodes=nodes, jobs=(wide, waiting()))
+    assert "2048 free now (n[000-511]:4)" in show(status, "explain", "bert")
+    assert "runs on 1024 GPUs (n[000-127]:8)" in show(status, "explain", "resnet")
+    odd = tuple(NodeStatus(f"n{i:03d}", "v100", 8, 4, accepts=True) for i in range(0, 512, 2))
+    assert len(show(published(nodes=odd), "explain", "bert")) < 600
+
+
+def test_explain_names_near_misses(tmp_path, run):
+    """A mistyped name is answered with the name of the job, and its id."""
+    publish(tmp_path, published())
+    assert "did you mean 'resnet' (12)?" in run("explain", "resnte", "--shared", tmp_path).stderr
+
+
 def test_status_as_json_is_what_was_published(show):
     """--json gives every field, and whether the file is stale."""
     status = published()
@@ -328,6 +412,13 @@ def test_a_full_disk_behind_the_output_is_one_clear_message(tmp_path, monkeypatc
             main(["status", "--shared", str(tmp_path)])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_a_mistyped_command_has_a_suggestion(run):
+    """The near miss is named in both groups; a word that is like no command has none."""
+    assert "did you mean status" in run("stauts").stderr
+    assert "did you mean events" in run("db", "--state", "/nowhere", "evnets").stderr
+    assert "did you mean" not in run("xyzzy").stderr
 
 
 def test_wrong_usage_exits_with_2(run):
@@ -470,7 +561,7 @@ def test_submit_as_json(run, sbatch):
     """The document has the id and the comment."""
     sbatch()
     data = json.loads(run("submit", "--json", "--preempt", "no", "--", "job.sh").stdout)
-    assert data == {"job": "77", "comment": "metasched preempt=no"}
+    assert data == {"schema": "metasched/submit/1", "job": "77", "comment": "metasched preempt=no"}
 
 
 def test_submit_checks_the_tag_first(run, sbatch):
@@ -547,7 +638,7 @@ def test_submit_has_an_option_for_every_key():
 
 def test_policies_lists_parameters_with_defaults(run):
     """Every installed policy is listed with each parameter's default and meaning."""
-    listed = {policy["name"]: policy for policy in json.loads(run("policies", "--json").output)}
+    listed = {policy["name"]: policy for policy in json.loads(run("policies", "--json").output)["rows"]}
     assert {"fifo", "las"} <= set(listed)
     assert listed["las"]["parameters"]["promote_knob"]["default"] == 8.0
     assert all(p["meaning"] for policy in listed.values() for p in policy["parameters"].values())
@@ -592,17 +683,19 @@ def test_help_imports_neither_tables_nor_the_decoder_of_the_status():
     assert "sbatch" in done.stdout
 
 
-def test_status_imports_nothing_heavy(tmp_path):
-    """The command imports neither torch nor the solver, the store or the configuration's checks."""
+@pytest.mark.parametrize("command", [["status"], ["explain", "resnet"]])
+def test_status_and_explain_import_nothing_heavy(tmp_path, command):
+    """The commands import neither torch nor the solver, the store or the configuration's checks."""
     publish(tmp_path, published())
     script = (
         "import sys; from metasched.cli import main\n"
-        "try: main(['status', '--shared', sys.argv[1]])\n"
+        "try: main([*sys.argv[2:], '--shared', sys.argv[1]])\n"
         "except SystemExit: pass\n"
-        "print(sorted({'torch', 'scipy', 'numpy', 'pydantic', 'sqlite_utils', 'apscheduler'} & set(sys.modules)))"
+        "print(sorted({'torch', 'scipy', 'numpy', 'pydantic', 'sqlite_utils', 'apscheduler', "
+        "'sqlite3', 'metasched.store'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path],
+        [sys.executable, "-c", script, tmp_path, *command],
         capture_output=True,
         text=True,
         timeout=60,
@@ -688,3 +781,20 @@ def test_explain_tells_the_batch_and_why_another_one_waits():
     lines = job_explanation.explanation(job(batch=alone), published(), NOW)
     assert "Its batch: its script does not consent." in lines
     assert not any("samples" in line for line in lines)
+
+
+def test_shells_complete_policies_and_own_jobs(tmp_path, monkeypatch):
+    """Ids are offered at once, names from their first letter, other users' jobs and errors never."""
+    monkeypatch.setenv("METASCHED_SHARED", str(tmp_path))
+    monkeypatch.setattr(status_selection, "own_name", lambda: "ada")
+
+    def offered(words, incomplete):
+        found = ShellComplete(main, {}, "metasched", "_METASCHED_COMPLETE").get_completions(words, incomplete)
+        return [item.value for item in found]
+
+    assert offered(["explain"], "") == []
+    publish(tmp_path, published(jobs=(job(), waiting(user="bob"))))
+    assert offered(["explain"], "") == ["12"]
+    assert offered(["explain"], "res") == ["resnet"]
+    assert offered(["explain"], "be") == []
+    assert offered(["compare", "--policy"], "gandiva_") == ["gandiva_apps", "gandiva_fair"]

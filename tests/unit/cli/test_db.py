@@ -83,8 +83,8 @@ def test_sizes_counts_rows_and_bytes(db):
 
 def test_events_lists_events_without_control_characters(db):
     """--job restricts the list to one job."""
-    assert [event["kind"] for event in json.loads(db("events", "--json").output)] == ["finished"]
-    assert json.loads(db("events", "--job", "resnet", "--json").output)
+    assert [event["kind"] for event in json.loads(db("events", "--json").output)["rows"]] == ["finished"]
+    assert json.loads(db("events", "--job", "resnet", "--json").output)["rows"]
     assert r"all \x1b[1m well" in db("events").output
 
 
@@ -97,7 +97,7 @@ def test_a_number_beyond_sqlites_range_is_wrong_usage(command):
 def test_runs_lists_the_runs_of_a_job(db):
     """The job is found by Slurm job id, uid and name."""
     for asked in ("12", UID, "resnet"):
-        (run,) = json.loads(db("runs", asked, "--json").output)
+        (run,) = json.loads(db("runs", asked, "--json").output)["rows"]
         assert (run["run"], run["cause"]) == (1, "finished")
     assert "n1:2" in db("runs", "12").output
 
@@ -149,7 +149,7 @@ def test_check_finds_damage(db, site):
 
 def test_prune_deletes_details_and_keeps_jobs_and_runs(db):
     """Old rounds and events are deleted; the job and its runs stay."""
-    deleted = json.loads(db("prune", "--before", 5, "--json").output)
+    deleted = json.loads(db("prune", "--before", 5, "--json").output)["rows"]
     assert (deleted["rounds"], deleted["events"]) == (1, 1)
     rows = json.loads(db("sizes", "--json").output)["rows"]
     assert (rows["jobs"], rows["runs"], rows["events"]) == (1, 1, 0)
@@ -177,7 +177,7 @@ def test_a_superseded_store_is_not_written(db, site):
     write_copy(other / DATABASE, site / "elsewhere" / COPIES)
     done = db("--shared", site / "elsewhere", "prune", "--before", 5)
     assert (done.exit_code, "another host" in done.stderr) == (1, True)
-    assert json.loads(db("prune", "--before", 5, "--json").output)["events"] == 1
+    assert json.loads(db("prune", "--before", 5, "--json").output)["rows"]["events"] == 1
 
 
 def attempt(site):
@@ -269,7 +269,7 @@ def test_import_adds_each_job_once(db, site, output):
         assert store.live_jobs() == []
         assert [one.uid for one in store.recent_jobs(imported=False)] == [UID]
         assert len(store.completed_jobs("ada", "the id again", 5)) == 1
-    assert len(json.loads(db("runs", "7", "--json").output)) > 0
+    assert len(json.loads(db("runs", "7", "--json").output)["rows"]) > 0
     assert json.loads(db("check", "--json").output)["problems"] == []
 
 
@@ -286,7 +286,7 @@ def test_imported_jobs_are_history_for_simulations(db, site, output):
 def test_prune_deletes_old_imported_jobs_whole(db, output):
     """Slurm's accounting still has them; younger imported jobs stay."""
     db("import", output(accounted("7"), accounted("8", submit=int(NOW) - 1000)))
-    deleted = json.loads(db("prune", "--before", 5, "--json").output)
+    deleted = json.loads(db("prune", "--before", 5, "--json").output)["rows"]
     assert (deleted["jobs"], deleted["runs"]) == (1, 1)
     assert json.loads(db("sizes", "--json").output)["rows"]["jobs"] == 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from metasched.cli.formatting import node_note
-from metasched.cli.job_explanation import explanation, fairness_words, history
+from metasched.presentation.formatting import node_note
+from metasched.presentation.job_explanation import explanation, fairness_words, history
 from metasched.shared_dir.published_status import NodeStatus
 from metasched.store.fairness import FairnessRecord
 from tests.unit.cli.test_cli import NOW, job, published, waiting

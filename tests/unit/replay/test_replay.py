@@ -258,7 +258,7 @@ def test_the_command_lists_differences_by_round_and_job(site, tmp_path):
     assert (same.exit_code, other.exit_code) == (0, 0)
     assert same.output.endswith(" 0 rounds with differences\n")
     assert "n1:4 -> waits: " in other.output
-    assert {"round", "at", "policy", "jobs", "differences"} == set(json.loads(call("--json").output)[0])
+    assert {"round", "at", "policy", "jobs", "differences"} == set(json.loads(call("--json").output)["rows"][0])
 
 
 def _fifo():

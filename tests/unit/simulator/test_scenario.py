@@ -183,7 +183,7 @@ def test_compare_skips_finished_simulations(scenario):
     assert len(before) == 4
     next(iter(before)).unlink()
     done = call(*argv, "--json")
-    assert len(json.loads(done.stdout)) == 4
+    assert len(json.loads(done.stdout)["rows"]) == 4
     after = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     assert sum(after[path] == before[path] for path in after) == 3
     with (out / "summary.csv").open() as file:
@@ -200,7 +200,7 @@ def test_compare_gives_the_same_results_in_several_processes(scenario):
     for processes in ("1", "2"):
         out = scenario.parent / processes
         argv = ["compare", scenario, "--policy", "fifo", "--policy", "las", "--out", out, "--processes", processes]
-        found.append([{**one, "seconds": None} for one in json.loads(call(*argv, "--json").stdout)])
+        found.append([{**one, "seconds": None} for one in json.loads(call(*argv, "--json").stdout)["rows"]])
     assert found[0] == found[1]
 
 
@@ -316,3 +316,11 @@ def test_generators_draw_by_the_seed(scenario, workload):
     assert [(job.submitted, job.name) for job in same] != [(job.submitted, job.name) for job in other]
     result = run_case(found, Case("fifo", seed=1))
     assert result.metrics["unfinished"] == 0
+
+
+def test_a_simulation_tells_its_progress(scenario):
+    """The number of jobs that have ended grows to that of all jobs."""
+    told = []
+    run_case(load_scenario(scenario), Case("fifo"), progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == ((0, 4), (4, 4))
