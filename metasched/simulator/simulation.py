@@ -34,6 +34,7 @@ def simulate(
     window: range | None = None,
     watch: RoundObserver | None = None,
     begin: InitialState | None = None,
+    until: float = math.inf,
 ) -> Outcome:
     """Simulate a workload under a policy.
 
@@ -45,8 +46,9 @@ def simulate(
         window: positions in the workload; the simulation ends when these jobs are complete. None for all jobs.
         watch: is called after each round.
         begin: the state to continue from; None to begin with an empty cluster at the first arrival.
+        until: the simulation ends before the first event after this instant, whatever is complete then.
     """
-    return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
+    return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin, until=until).run()
 
 
 class _Simulation(RoundLoop):
@@ -64,6 +66,7 @@ class _Simulation(RoundLoop):
         window: range | None,
         watch: RoundObserver | None,
         begin: InitialState | None,
+        until: float,
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
@@ -71,6 +74,7 @@ class _Simulation(RoundLoop):
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.wakes_on_batch = policy.wakes_on_batch
         self.begin = begin or InitialState()
+        self.until = until
         self.state, self.apps = self.begin.state, self.begin.apps
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
         self.schedule = _RoundSchedule(settings.round_seconds)
@@ -83,7 +87,7 @@ class _Simulation(RoundLoop):
         while self.awaited:
             arrival = self.next_arrival
             now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.next_round)
-            if now == math.inf or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
+            if now == math.inf or now > self.until or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
                 break
             self.now = cluster.now = now
             self.process_events()
