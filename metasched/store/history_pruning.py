@@ -54,6 +54,8 @@ _DETAILS = {
     "checkpoints": _deletion("checkpoints", "id", _OF_OLD_JOB),
     "losses": _deletion("losses", "uid", _OF_OLD_JOB),
     "report_files": _deletion("report_files", "uid, generation", _OF_OLD_JOB),
+    "forecasts": _deletion("forecasts", "uid, kind, latest", _OF_OLD_JOB),
+    "shadows": _deletion("shadows", "round, policy", "at < :before"),
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.
 _ON_REQUEST = {
@@ -68,7 +70,7 @@ _ON_REQUEST = {
 }
 _OF_JOBS = (
     *("events", "actions", "decisions", "throughput", "checkpoints", "losses", "report_files", "planned_runs"),
-    *("targets", "runs", "jobs"),
+    *("forecasts", "targets", "runs", "jobs"),
 )
 """Tables with rows of jobs, those that refer to others first."""
 

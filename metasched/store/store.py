@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from metasched.store.forecast_rows import ForecastRows
 from metasched.store.live_records import LiveRecords
 from metasched.store.records import IterationRecord, SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
 from metasched.store.row_conversion import as_json
+from metasched.store.shadow_rows import ShadowRows
 
 MAX_ITERATIONS = 256
 """Configurations of a subject whose iterations are stored."""
 
 
-class Store(LiveRecords, RoundRows, ReportRows):
+class Store(LiveRecords, RoundRows, ReportRows, ForecastRows, ShadowRows):
     """The daemon's database: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
 
     Each method is one transaction; ``with store.transaction():`` makes one of many. Every writing method raises a
