@@ -29,6 +29,8 @@ COMMANDS = (
     "simulate",
     "compare",
     "what-if",
+    "forecast",
+    "shadow",
     "db",
     "devcluster",
     "demo",

@@ -17,6 +17,7 @@ from metasched.cli.formatting import (
     clean,
     co_runner_text,
     duration,
+    expected_text,
     gpus_text,
     planned_text,
     progress_text,
@@ -80,11 +81,18 @@ def headline(status: Status, now: float) -> Text:
     for one in status.deferred:
         told = f"{counted(one.jobs, 'job')} of {clean(one.user)} not taken in: {clean(one.reason)}"
         line.append(f"\n{told}", style="yellow")
+    line.append(_forecast_problem(status), style="yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
     elif status.sharing_note:
         line.append(f"\nNo two jobs share a GPU: {clean(status.sharing_note)}", style="dim")
     return line
+
+
+def _forecast_problem(status: Status) -> str:
+    """Return a line that says why there is no new forecast; "" where there is no problem."""
+    problem = "" if status.forecast is None else status.forecast.problem
+    return f"\nNo new forecast: {clean(problem)}" if problem else ""
 
 
 def _what_an_admin_must_do(nodes: Sequence[NodeStatus]) -> Iterator[str]:
@@ -134,6 +142,7 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
         "BATCH": batch_text,
         "SPEED-UP": speed_up_text,
         "PLANNED": lambda job: planned_text(job.planned, now),
+        "EXPECTED": lambda job: expected_text(job.forecast, now),
     }
     shown = {name: text for name, text in optional.items() if any(map(text, jobs))}
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")

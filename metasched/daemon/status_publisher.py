@@ -26,6 +26,7 @@ from metasched.core.reasons import Code, Reason, to_json
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
+from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     DeferredStatus,
@@ -115,6 +116,7 @@ class StatusPublisher:
             deferred=_deferred(controller),
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
             store=controller.store_problem or "ok",
+            forecast=forecast_summary(controller.side_work),
         )
         self._write(status)
 
@@ -233,6 +235,7 @@ class StatusPublisher:
             app=job.app,
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
             planned=_planned(job, controller),
+            forecast=job_forecast(job.uid, controller.side_work),
             as_of=now,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
         )

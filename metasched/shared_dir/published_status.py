@@ -108,6 +108,42 @@ class PlannedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class InstantStatus:
+    """An 80 % range of an instant in unix seconds; ``high`` is None where it lies beyond the forecast's horizon."""
+
+    low: float
+    median: float
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobForecastStatus:
+    """When a job's next run starts, and when the job completes, as a forecast made at ``at`` says.
+
+    ``start`` is None for a job that holds its resources; either is None where no forecast reaches that far.
+    ``work_from`` is the source of the estimate of the job's work, in words.
+    """
+
+    at: float
+    start: InstantStatus | None = None
+    end: InstantStatus | None = None
+    work_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastStatus:
+    """The latest forecast: its round, and what it assumes, in sentences; ``problem`` says why there is no newer one."""
+
+    round: int | None = None
+    at: float | None = None
+    samples: int = 0
+    left_out: int = 0
+    seconds: float = 0.0
+    assumptions: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -119,6 +155,7 @@ class JobStatus:
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
     app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
+    ``forecast`` is None where the latest forecast does not have the job.
 
     ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
     status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
@@ -166,6 +203,7 @@ class JobStatus:
     planned: PlannedStatus | None = None
     as_of: float | None = None
     gpu_seconds_each: float | None = None
+    forecast: JobForecastStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +250,7 @@ class Status:
     ``degraded_rounds`` is the number of such rounds since the daemon's start. ``advice`` has an entry for each GPU
     type, where the policy advises on the number of nodes. ``apps`` are those of the latest round, ``deferred`` the jobs
     that are not taken in yet. ``store`` is "ok", or what other processes do to the daemon's database, in words.
+    ``forecast`` is None where none has been made.
     """
 
     published: float
@@ -237,6 +276,7 @@ class Status:
     store: str = "ok"
     deferred: tuple[DeferredStatus, ...] = ()
     jobs_version: int = 0
+    forecast: ForecastStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

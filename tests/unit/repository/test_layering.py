@@ -24,14 +24,16 @@ PACKAGES = {
     "store": {"core", "shared_dir"},
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
+    "forecast": {"core", "replay", "simulator", "store", "throughput"},
+    "shadow": {"core", "forecast", "scheduling", "simulator", "store"},
     "history_import": {"core", "simulator", "slurm", "store"},
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
     "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
     "observe": {"apps", "core", "configuration", "scheduling", "slurm", "store"},
     "intake": {"apps", "configuration", "core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
-        *("apps", "core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
-        *("shared_dir", "slurm", "store"),
+        *("apps", "core", "configuration", "forecast", "installation", "intake", "learning", "observe", "replay"),
+        *("scheduling", "shadow", "shared_dir", "slurm", "store"),
     },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
