@@ -33,6 +33,8 @@ COMMANDS = (
     "simulate",
     "compare",
     "what-if",
+    "forecast",
+    "shadow",
     "db",
     "schema",
     "devcluster",

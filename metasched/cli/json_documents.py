@@ -194,6 +194,21 @@ def _history() -> Properties:
     return {"by": str, "since": float, "until": float, "rows": list[Usage]}
 
 
+def _forecast() -> Properties:
+    from metasched.store.records import ForecastRecord  # noqa: PLC0415
+
+    row = dataclasses.make_dataclass(
+        "ForecastOutcome", [("covered", bool | None)], bases=(ForecastRecord,), kw_only=True
+    )
+    return {"days": float, "coverage": dict[str, Any], "calibration": dict[str, Any], "rows": list[row]}  # type: ignore[valid-type]
+
+
+def _shadow() -> Properties:
+    from metasched.store.records import ShadowRecord  # noqa: PLC0415
+
+    return {"rows": list[ShadowRecord]}
+
+
 def _simulate() -> Properties:
     from metasched.simulator.results import Result  # noqa: PLC0415
 
@@ -220,6 +235,8 @@ DOCUMENTS: Mapping[str, Callable[[], Properties]] = {
     "simulate": _simulate,
     "compare": _compare,
     "what-if": lambda: {"rows": list[_ForecastRow]},
+    "forecast": _forecast,
+    "shadow": _shadow,
     "demo": lambda: {"rounds": int, "seconds": float, "problems": list[str], "rows": list[_DemoJob]},
     "db path": lambda: {"path": str, "exists": bool},
     "db sizes": lambda: {"rows": dict[str, int], "bytes": int},

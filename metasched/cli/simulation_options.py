@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
 from metasched.cli.completion import policy_names
-from metasched.core.policy import UnknownPolicyError, installed_policies
-from metasched.core.validation_messages import explain
+from metasched.core.policy import installed_policies
+from metasched.core.policy_text import PolicyTextError, parse_parameters
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
@@ -58,36 +56,10 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         click.BadParameter: the text has another form, or the policy refuses a parameter.
     """
-    name, _, rest = text.partition(":")
-    parameters = {}
-    for part in _split(rest):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{part!r} is not KEY=VALUE", param_hint="--policy")
-        try:
-            parameters[key.strip()] = json.loads(value)
-        except (ValueError, RecursionError):
-            parameters[key.strip()] = value
     try:
-        taken = installed_policies().get(name).Parameters
-        taken.model_validate(parameters)
-    except UnknownPolicyError as error:
+        return parse_parameters(text, installed_policies())
+    except PolicyTextError as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
-    except ValidationError as error:
-        raise click.BadParameter("; ".join(explain(error, taken, (name,))), param_hint="--policy") from None
-    return name, parameters
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char in "[{") - (char in "]}")
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part for part in parts if part]
 
 
 def make_case(policy: str, load: float, seed: int) -> Case:

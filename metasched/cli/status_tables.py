@@ -21,6 +21,7 @@ from metasched.presentation.formatting import (
     clean,
     co_runner_text,
     duration,
+    expected_text,
     gpus_text,
     hosts_text,
     node_note,
@@ -142,6 +143,7 @@ def headline(status: Status, now: float) -> Text:
         line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
     for told in _deferred_lines(status.deferred):
         line.append(f"\n{told}", style="yellow")
+    line.append(_forecast_problem(status), style="yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
     for text in _what_is_missing(status):
@@ -163,6 +165,12 @@ def _deferred_lines(deferred: Sequence[DeferredStatus]) -> Iterator[str]:
         yield f"{counted(one.jobs, 'job')} of {clean(one.user)} not taken in: {clean(one.reason)}"
     if rest := deferred[_DEFERRED_LINES:]:
         yield f"{counted(sum(one.jobs for one in rest), 'more job')} not taken in"
+
+
+def _forecast_problem(status: Status) -> str:
+    """Return a line that says why there is no new forecast; "" where there is no problem."""
+    problem = "" if status.forecast is None else status.forecast.problem
+    return f"\nNo new forecast: {clean(problem)}" if problem else ""
 
 
 def _what_an_admin_must_do(nodes: Sequence[NodeStatus]) -> Iterator[str]:
@@ -240,6 +248,7 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
         "BATCH": batch_text,
         "SPEED-UP": speed_up_text,
         "PLANNED": lambda job: planned_text(job.planned, now),
+        "EXPECTED": lambda job: expected_text(job.forecast, now),
     }
     shown = {name: text for name, text in optional.items() if any(map(text, jobs))}
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")

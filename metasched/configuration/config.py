@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
+from metasched.core.policy_text import PolicyTextError, parse_policy
 from metasched.core.validation_messages import explain
 from metasched.metrics.endpoint import parse_address
 from metasched.throughput.throughput_table import TableError, ThroughputTable
@@ -264,6 +265,42 @@ class Access(_Section):
     admin_groups: _Names = ()
 
 
+class ForecastOptions(_Section):
+    """Forecasts of the start and the end of each job, by simulations in a process of the lowest priority.
+
+    Attributes:
+        enabled: whether forecasts are made; they need the snapshots that ``[history] snapshots_bytes`` keeps.
+        pause_seconds: least time between two forecasts.
+        cpu_share: most part of one CPU that forecasts take in the mean; the pauses between them follow from that.
+        samples: simulations of a forecast.
+        jobs: most live jobs that are simulated, those nearest to their start.
+        horizon_seconds: how far into the future the simulations reach.
+    """
+
+    enabled: bool = True
+    pause_seconds: Seconds = 60.0
+    cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    samples: Annotated[int, Field(ge=5, le=1000)] = 20
+    jobs: Annotated[int, Field(ge=1, le=100_000)] = 300
+    horizon_seconds: Seconds = 7 * 86400.0
+
+
+class Shadow(_Section):
+    """Policies that decide on the same snapshots as the live policy, and whose decisions are only recorded.
+
+    Attributes:
+        policies: names of policies, with parameters where needed as in ``las:num_queues=3``; empty for none.
+        pause_seconds: least time between two rounds that they decide.
+        cpu_share: most part of one CPU that they take in the mean.
+        jobs: most live jobs of the simulations that estimate completion times and fairness.
+    """
+
+    policies: _Names = ()
+    pause_seconds: Seconds = 60.0
+    cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    jobs: Annotated[int, Field(ge=1, le=100_000)] = 300
+
+
 class Standby(_Section):
     """Copies of the database, for a daemon on another host that takes over.
 
@@ -369,6 +406,8 @@ class Config(_Section):
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     access: Access = Access()
+    forecast: ForecastOptions = ForecastOptions()
+    shadow: Shadow = Shadow()
     standby: Standby = Standby()
     web: WebOptions = WebOptions()
     metrics: Metrics = Metrics()
@@ -404,6 +443,8 @@ def load(path: Path, registry: Registry | None) -> Config:
     except ValidationError as error:
         problems += explain(error, Config)
         raise ConfigError(path, problems) from None
+    if registry is not None:
+        problems += _shadow_problems(config.shadow, registry)
     if problems:
         raise ConfigError(path, problems)
     return config.model_copy(update={"policy": PolicyChoice(name=config.policy.name, parameters=parameters)})
@@ -426,6 +467,19 @@ def _take_parameters(data: dict[str, Any], registry: Registry | None, problems: 
     except ValidationError as error:
         problems += explain(error, policy.Parameters, prefix=("policy", "parameters"))
         return PolicyParameters()
+
+
+def _shadow_problems(shadow: Shadow, registry: Registry) -> list[str]:
+    """Return what is wrong with the names and parameters of shadow policies, a line for each policy."""
+    problems = []
+    for number, text in enumerate(shadow.policies):
+        try:
+            parse_policy(text, registry)
+        except PolicyTextError as error:
+            problems.append(f"[shadow] policies[{number}]: {error}")
+    if len(set(shadow.policies)) < len(shadow.policies):
+        problems.append("[shadow] policies: a policy stands there twice; name each once")
+    return problems
 
 
 class Change(NamedTuple):

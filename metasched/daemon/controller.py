@@ -33,9 +33,11 @@ from metasched.daemon.fairness_status import cluster_load
 from metasched.daemon.metrics_publisher import MetricsPublisher
 from metasched.daemon.poll_times import PollTimes
 from metasched.daemon.restart_watch import RestartWatch
+from metasched.daemon.side_work import SideWork
 from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
 from metasched.daemon.store_watch import StoreLogWatch
 from metasched.daemon.systemd_notify import notify
+from metasched.forecast.records import JobForecast
 from metasched.intake.batch_declarations import note_contradictions
 from metasched.intake.declared_steps import note_work_contradictions
 from metasched.intake.driver_orders import DriverOrders
@@ -80,8 +82,10 @@ class Controller:
         lock: checked before each poll, and again before the poll acts; None where nothing real is written (dry run,
             tests).
         clock: returns unix seconds.
+        side_work: forecasts and shadow policies; None for none.
 
     Attributes:
+        side_work: as given.
         config: the configuration in force.
         policy: the policy in force.
     """
@@ -97,9 +101,9 @@ class Controller:
         *,
         lock: DaemonLock | None = None,
         clock: Callable[[], float] = time.time,
+        side_work: SideWork | None = None,
     ) -> None:
-        self.config = config
-        self.policy = policy
+        self.config, self.policy, self.side_work = config, policy, side_work
         self._store = store
         self._lock = lock
         self._clock = clock
@@ -156,8 +160,10 @@ class Controller:
         self._slurm_error: str | None = None
 
     def close(self) -> None:
-        """End the process of the background solver."""
+        """End the processes of the background solver, of forecasts and of shadow policies."""
         self._background_solver.close()
+        if self.side_work is not None:
+            self.side_work.close()
 
     def reconfigure(self, config: Config, policy: Policy) -> None:
         """Continue under another configuration and policy, with a new round at the next poll; paths do not change."""
@@ -171,6 +177,8 @@ class Controller:
         self._estimates.fits_iterations = policy.fits_iterations
         self._state_builder.all_losses = policy.reads_losses or policy.reads_apps
         self._round_wanted = True
+        if self.side_work is not None:
+            self.side_work.reconfigure(config)
 
     def poll(self) -> float:
         """Run one poll.
@@ -219,6 +227,8 @@ class Controller:
         done = self._act(actions, state)
         self.poll_times.mark("act")
         self._store_log.check()
+        if self.side_work is not None:
+            self.side_work.poll()
         self._publish(state)
         self._prune_history(now)
         changing = self._changing.of(lambda: state.changes_soon, state.version)
@@ -331,6 +341,10 @@ class Controller:
         """The placement that a job should have by the present round, and the batch plan that it should have there."""
         return self._targets.get(uid), self._batches.get(uid)
 
+    def forecast(self, uid: str) -> JobForecast | None:
+        """The latest forecast of a job; None where there is none."""
+        return None if self.side_work is None else self.side_work.forecast_of(uid)
+
     @property
     def ranked(self) -> Sequence[str]:
         """The uids of the jobs that do not run by the present round, the next to start first; empty before it."""
@@ -338,12 +352,13 @@ class Controller:
 
     @property
     def decided(self) -> tuple[object, ...]:
-        """All that the present round says of jobs; the same objects until it says something else of any job."""
-        return self._reasons, self._planned, self._targets, self._batches, self._ranked
+        """All that round and forecast say of jobs; the same objects until they say something else of any job."""
+        forecast = None if self.side_work is None else self.side_work.forecast
+        return self._reasons, self._planned, self._targets, self._batches, self._ranked, forecast
 
     def facts(self, uid: str) -> tuple[object, ...]:
-        """What the present round says of one job: its reason, planned run, placement and batch plan."""
-        return self.reason(uid), self.planned(uid), *self.batch_target(uid)
+        """What is said of one job: its reason, planned run, placement and batch plan, and its forecast."""
+        return self.reason(uid), self.planned(uid), *self.batch_target(uid), self.forecast(uid)
 
     def current_snapshot(self, *, fits_iterations: bool = False) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.

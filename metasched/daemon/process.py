@@ -31,6 +31,7 @@ from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
 from metasched.daemon.metrics_publisher import FILE_NAME as METRICS_FILE
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
+from metasched.daemon.side_work import SideWork
 from metasched.daemon.store_watch import StoreLockWatch
 from metasched.daemon.systemd_notify import notify
 from metasched.installation.job_submit_lua import check_shared, read_plugin
@@ -276,7 +277,8 @@ def run(path: Path, *, standby: bool = False) -> None:
                 settings = _settings_of_slurm(config, client)
 
                 def controller(config: Config, policy: Policy) -> Controller:
-                    return Controller(config, client, settings, store, mailbox, policy, lock=lock)
+                    side_work = SideWork(config, store)
+                    return Controller(config, client, settings, store, mailbox, policy, lock=lock, side_work=side_work)
 
                 log.info("started", config=str(path), policy=config.policy.name)
                 notify("READY=1", f"STATUS=schedules under policy {config.policy.name}")

@@ -29,6 +29,7 @@ from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
 from metasched.daemon.fairness_status import alone_and_left, most_gpus_of_a_node
+from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.daemon.node_status import node_statuses
 from metasched.daemon.private_status import PrivateStatus
 from metasched.shared_dir.published_status import (
@@ -140,6 +141,7 @@ class StatusPublisher:
             deferred=deferred,
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
             store=controller.store_problem or "ok",
+            forecast=forecast_summary(controller.side_work),
         )
         self._write(status)
 
@@ -358,6 +360,7 @@ class StatusPublisher:
             app=job.app,
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
             planned=_planned(job, controller),
+            forecast=job_forecast(job.uid, controller.side_work),
             as_of=now,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
             **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers

@@ -13,13 +13,21 @@ from metasched.slurm.hostlist import compress
 
 if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
     from metasched.core.model import PlannedRun
-    from metasched.shared_dir.published_status import AdviceStatus, JobStatus, NodeStatus, PlannedStatus
+    from metasched.shared_dir.published_status import (
+        AdviceStatus,
+        InstantStatus,
+        JobForecastStatus,
+        JobStatus,
+        NodeStatus,
+        PlannedStatus,
+    )
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 _REASON_WIDTH = 60
 _NODES_BY_NAME = 4
 _HOSTS_WIDTH = 60
+_ONE_UNIT, _SMALL = 2, 3  # words of one unit; a number of the first unit below which the second one is shown
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -69,6 +77,32 @@ def planned_text(planned: PlannedRun | PlannedStatus | None, now: float) -> str:
     day, at = clock(planned.begins).split(" ")
     same_day = day == clock(now).split(" ")[0]
     return f"{'' if same_day else day + ' '}{at[:5]}, for {duration(planned.seconds)}"
+
+
+def expected_text(forecast: JobForecastStatus | None, now: float) -> str:
+    """Return a forecast as ``starts in 20 min to 50 min``, else ``ends in 2 h to 3 h``; "" where there is none."""
+    if forecast is None:
+        return ""
+    if forecast.start is not None:
+        return f"starts {instant_text(forecast.start, now)}"
+    return "" if forecast.end is None else f"ends {instant_text(forecast.end, now)}"
+
+
+def instant_text(found: InstantStatus, now: float) -> str:
+    """Return the range of an instant: ``in 20 min to 50 min``, ``within 50 min``, ``in more than 20 min``."""
+    low = max(found.low - now, 0.0)
+    if found.high is None:
+        return f"in more than {_rough(low)}"
+    high = max(found.high - now, 0.0)
+    if not high:
+        return "by now"
+    return f"within {_rough(high)}" if low < min(_MINUTE, high / 10) else f"in {_rough(low)} to {_rough(high)}"
+
+
+def _rough(seconds: float) -> str:
+    """Return a duration in one unit, or in two where the first is small."""
+    text = duration(seconds).split(" ")
+    return " ".join(text if len(text) > _ONE_UNIT and int(text[0]) < _SMALL else text[:_ONE_UNIT])
 
 
 def size(count: float) -> str:

@@ -8,6 +8,7 @@ from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
     duration,
+    instant_text,
     listed,
     planned_text,
     remaining_seconds,
@@ -41,7 +42,12 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         return [*lines, f"Why: {job.reason.rstrip('.')}."] if job.reason_also else lines
     if job.reason:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
-    lines += [*_place_lines(job), *_stopped_lines(job, status), *_planned_lines(job, now)]
+    lines += [
+        *_place_lines(job),
+        *_stopped_lines(job, status),
+        *_planned_lines(job, now),
+        *_forecast_lines(job, status, now),
+    ]
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
     lines += [*_app_lines(job, status), *_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
@@ -156,6 +162,24 @@ def _planned_lines(job: JobStatus, now: float) -> list[str]:
     if job.planned is None or not (text := planned_text(job.planned, now)):
         return []
     return [f"It is planned {'to run ' if job.planned.begins <= now else 'for '}{text}."]
+
+
+def _forecast_lines(job: JobStatus, status: Status, now: float) -> list[str]:
+    """Return sentences on when the job is expected to start and to end, and on what that assumes."""
+    found = job.forecast
+    if found is None or (found.start is None and found.end is None):
+        return []
+    parts = []
+    if found.start is not None:
+        parts.append(f"start {instant_text(found.start, now)} (median {duration(found.start.median - now)})")
+    if found.end is not None:
+        parts.append(f"end {instant_text(found.end, now)} (median {duration(found.end.median - now)})")
+    work = f"; its work is known from: {found.work_from}" if found.work_from else ""
+    lines = [f"With 80 % probability it will {' and '.join(parts)}{work}."]
+    if status.forecast is not None and status.forecast.assumptions:
+        age = duration(max(now - found.at, 0.0))
+        lines.append(f"The forecast is {age} old and assumes: {' '.join(status.forecast.assumptions)}")
+    return lines
 
 
 def _app_lines(job: JobStatus, status: Status) -> list[str]:

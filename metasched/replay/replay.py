@@ -89,8 +89,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
     for record, data in reversed(recorded):
         snapshot = decode(data)
         if other is None:
-            policy_class = registry.get(record.policy)
-            policy = policy_class(_parameters(policy_class, record))
+            policy = policy_of(registry, record)
             state = store.policy_state(record.policy, record.round - 1)
             apps = store.apps_state(record.round - 1)
         else:
@@ -100,6 +99,17 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
         carried, carried_apps = result.state, result.apps
         stored = {d.uid: (d.granted, d.batch) for d in store.decisions_of(record.round)}
         yield Replayed(record, len(stored), _differences(stored, result))
+
+
+def policy_of(registry: Registry, record: RoundRecord) -> Policy:
+    """The policy of a recorded round, with its recorded parameters.
+
+    Raises:
+        UnknownPolicyError: the policy is not installed.
+        OtherParametersError: the policy refuses the parameters.
+    """
+    kind = registry.get(record.policy)
+    return kind(_parameters(kind, record))
 
 
 def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:

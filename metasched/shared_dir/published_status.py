@@ -138,6 +138,42 @@ class PlannedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class InstantStatus:
+    """An 80 % range of an instant in unix seconds; ``high`` is None where it lies beyond the forecast's horizon."""
+
+    low: float
+    median: float
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobForecastStatus:
+    """When a job's next run starts, and when the job completes, as a forecast made at ``at`` says.
+
+    ``start`` is None for a job that holds its resources; either is None where no forecast reaches that far.
+    ``work_from`` is the source of the estimate of the job's work, in words.
+    """
+
+    at: float
+    start: InstantStatus | None = None
+    end: InstantStatus | None = None
+    work_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastStatus:
+    """The latest forecast: its round, and what it assumes, in sentences; ``problem`` says why there is no newer one."""
+
+    round: int | None = None
+    at: float | None = None
+    samples: int = 0
+    left_out: int = 0
+    seconds: float = 0.0
+    assumptions: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
@@ -149,6 +185,7 @@ class JobStatus:
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
     app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
+    ``forecast`` is None where the latest forecast does not have the job.
 
     ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
     status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
@@ -215,6 +252,7 @@ class JobStatus:
     left_seconds: float | None = None
     contention_before: float | None = None
     rho: float | None = None
+    forecast: JobForecastStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +304,7 @@ class Status:
     not known. ``jobs_are_private`` says whether Slurm's PrivateData hides jobs. ``seen`` says what the reader of the
     files may see: ``all`` jobs whole, the ``own`` jobs whole, or what is ``public``; the file does not have it.
     ``jobs_version`` is the version of the file of the live jobs, ``whole_version`` that of the file of the whole jobs.
+    ``forecast`` is None where none has been made.
     """
 
     published: float
@@ -295,6 +334,7 @@ class Status:
     jobs_are_private: bool = False
     seen: str = "public"
     whole_version: int = 0
+    forecast: ForecastStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

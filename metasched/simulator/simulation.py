@@ -35,6 +35,7 @@ def simulate(
     watch: RoundObserver | None = None,
     begin: InitialState | None = None,
     progress: Callable[[int, int], object] | None = None,
+    until: float = math.inf,
 ) -> Outcome:
     """Simulate a workload under a policy.
 
@@ -47,8 +48,9 @@ def simulate(
         watch: is called after each round.
         begin: the state to continue from; None to begin with an empty cluster at the first arrival.
         progress: is called with the number of jobs that have ended, and of all that are awaited, as jobs end.
+        until: the simulation ends before the first event after this instant, whatever is complete then.
     """
-    simulation = _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin)
+    simulation = _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin, until=until)
     simulation.progress = progress
     return simulation.run()
 
@@ -68,6 +70,7 @@ class _Simulation(RoundLoop):
         window: range | None,
         watch: RoundObserver | None,
         begin: InitialState | None,
+        until: float,
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.cluster = Cluster(self.nodes, settings, fits_iterations=policy.fits_iterations)
@@ -75,6 +78,7 @@ class _Simulation(RoundLoop):
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.wakes_on_batch = policy.wakes_on_batch
         self.begin = begin or InitialState()
+        self.until = until
         self.state, self.apps = self.begin.state, self.begin.apps
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
         self.schedule = _RoundSchedule(settings.round_seconds)
@@ -91,7 +95,7 @@ class _Simulation(RoundLoop):
                 self.progress(total - left, total)
             arrival = self.next_arrival
             now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.next_round)
-            if now == math.inf or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
+            if now == math.inf or now > self.until or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
                 break
             self.now = cluster.now = now
             self.process_events()

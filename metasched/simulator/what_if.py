@@ -16,7 +16,6 @@ from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store
 from metasched.throughput.fitted_training import FittedTraining, has_fitted_goodput
 from metasched.throughput.scaling_curve import ScalingTraining, training_of_run
-from metasched.throughput.training import Training
 
 NO_APPS = AppsState()
 
@@ -32,7 +31,7 @@ class Estimate:
         declared: whether the job itself declares its work, so that policies see it.
     """
 
-    training: Training
+    training: ScalingTraining | FittedTraining
     done: float
     how: str
     declared: bool = False
@@ -80,10 +79,9 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
         progress: is called with the number of jobs that have ended under all policies so far, and of all to end.
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
-    live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
-    jobs = [job for job in live if job.blocked is None or holds_without_effective_stop(job)]
-    nodes = (*snapshot.nodes, *_unlisted(snapshot, jobs))
-    submissions = tuple(_submission(job, estimates[job.uid]) for job in jobs)
+    jobs = schedulable_jobs(snapshot)
+    nodes = (*snapshot.nodes, *unlisted_nodes(snapshot, jobs))
+    submissions = tuple(live_submission(job, estimates[job.uid]) for job in jobs)
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
     lost: dict[str, dict[str, float]] = {job.uid: {} for job in jobs}
     stops: dict[str, dict[str, int]] = {job.uid: {} for job in jobs}
@@ -112,7 +110,13 @@ def _after(done: int, total: int, progress: Callable[[int, int], object] | None)
     return None if progress is None else lambda ended, _: progress(done + ended, total)
 
 
-def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
+def schedulable_jobs(snapshot: Snapshot) -> list[Job]:
+    """The jobs that a simulation continues: all live ones without blocked jobs that hold no GPUs."""
+    live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
+    return [job for job in live if job.blocked is None or holds_without_effective_stop(job)]
+
+
+def unlisted_nodes(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
     """Nodes of running jobs that the cluster no longer lists: with the held resources only, closed to other jobs."""
     found: dict[str, Node] = {}
     for job, placement in [
@@ -130,7 +134,8 @@ def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
     return list(found.values())
 
 
-def _submission(job: Job, estimate: Estimate) -> Submission:
+def live_submission(job: Job, estimate: Estimate) -> Submission:
+    """A live job as a simulation continues it: with its history, and on its GPUs unless its stop has been asked for."""
     return Submission(
         job.evolve(
             progress_steps=estimate.done,
@@ -146,7 +151,9 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
     )
 
 
-def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, exponent: float) -> dict[str, Estimate]:
+def estimate_all(
+    store: Store, jobs: Sequence[Job], assumed_seconds: float, exponent: float, *, most_earlier_jobs: int = ALL
+) -> dict[str, Estimate]:
     """Estimate the work of each live job, by uid, from the best source there is.
 
     The sources are, in this order: the steps that the job declares, at its fitted goodput where its batch size may
@@ -158,9 +165,10 @@ def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, expo
         jobs: the live jobs.
         assumed_seconds: running time at the requested size, for a job of which nothing is known.
         exponent: the exponent of speed over the number of GPUs, beyond the measured sizes.
+        most_earlier_jobs: of the jobs that have ended, only so many are read, the latest.
     """
     past: dict[tuple[str, str], list[JobRecord]] = {}
-    for record in store.recent_jobs(ALL):
+    for record in store.recent_jobs(most_earlier_jobs):
         if record.end_state == "COMPLETED" and record.end_reason is None:
             past.setdefault((record.user, record.name), []).append(record)
     return {

@@ -61,6 +61,8 @@ _DETAILS = {
         "at < :before AND at < (SELECT max(at) FROM load WHERE at <= "
         "(SELECT min(coalesce((SELECT min(submitted) FROM jobs WHERE finished IS NULL), 9e99), :before)))",
     ),
+    "forecasts": _deletion("forecasts", "uid, kind, latest", _OF_OLD_JOB),
+    "shadows": _deletion("shadows", "round, policy", "at < :before"),
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.
 _ON_REQUEST = {
@@ -76,7 +78,7 @@ _ON_REQUEST = {
 _OF_JOBS = (
     *("events", "actions", "decisions", "throughput", "checkpoints", "losses", "report_files", "planned_runs"),
     "fairness",
-    *("targets", "runs", "jobs"),
+    *("forecasts", "targets", "runs", "jobs"),
 )
 """Tables with rows of jobs, those that refer to others first."""
 

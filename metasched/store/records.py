@@ -365,3 +365,74 @@ class IterationRecord:
     accumulation: int
     seconds: float
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRecord:
+    """The 80 % range of an instant of a job, as one round's forecast had it, and the instant that came.
+
+    Attributes:
+        uid: the job.
+        kind: ``start`` of its next run, or ``end``, its completion.
+        round: the round from which the forecast began.
+        at: the instant of that round.
+        low: the 10th percentile.
+        median: the 50th percentile.
+        high: the 90th percentile; None where it lay beyond the forecast's horizon.
+        latest: whether it is the job's latest forecast; else it is the first one, which the store has as well.
+        truth: the instant that came; None where it has not come, or never will.
+        closed: whether nothing will come any more.
+    """
+
+    uid: str
+    kind: str
+    round: int
+    at: float
+    low: float
+    median: float
+    high: float | None
+    latest: bool = False
+    truth: float | None = None
+    closed: bool = False
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the range held the truth; None where no truth has come."""
+        if self.truth is None:
+            return None
+        return self.low <= self.truth and (self.high is None or self.truth <= self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRecord:
+    """What a shadow policy would have decided in a round, beside the live policy.
+
+    Attributes:
+        round: the round.
+        at: its instant.
+        policy: the shadow policy's name.
+        live: the live policy's name.
+        gpus: GPUs that it gives to jobs that have them not in the live decision; None after an error.
+        would_run: uids of jobs that it runs and the live policy does not, at most ``MOST_SHADOW_JOBS``.
+        would_not_run: uids of jobs that the live policy runs and it does not, likewise.
+        jct: the mean job completion time of the live jobs under it, by simulation, in seconds; None if not known.
+        worst_rho: their worst finish-time fairness, likewise.
+        live_jct: ``jct`` under the live policy.
+        live_worst_rho: ``worst_rho`` under the live policy.
+        seconds: CPU seconds of its decision and its simulation.
+        error: why it has not decided, in words; None where it has.
+    """
+
+    round: int
+    at: float
+    policy: str
+    live: str
+    gpus: int | None = None
+    would_run: tuple[str, ...] = ()
+    would_not_run: tuple[str, ...] = ()
+    jct: float | None = None
+    worst_rho: float | None = None
+    live_jct: float | None = None
+    live_worst_rho: float | None = None
+    seconds: float = 0.0
+    error: str | None = None

@@ -115,6 +115,7 @@ TABLES = (
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
     *("load", "fairness"),
     *("metric_counters", "metric_accounts"),
+    *("forecasts", "forecast_calibration", "shadows"),
 )
 
 
@@ -273,6 +274,34 @@ def _fairness(db: Database) -> None:
     db.execute("CREATE INDEX fairness_finished ON fairness (finished)")
     db.execute("CREATE INDEX fairness_user ON fairness (user, finished)")
     db.execute("CREATE INDEX fairness_account ON fairness (account, finished)")
+
+
+@migrations(name="0018_forecasts")
+def _forecasts(db: Database) -> None:
+    """Forecast ranges of jobs with what came, and what was learned from them for the width of later ranges."""
+    db.execute(
+        """CREATE TABLE forecasts (
+             uid TEXT NOT NULL REFERENCES jobs, kind TEXT NOT NULL, latest INTEGER NOT NULL, round INTEGER NOT NULL,
+             at REAL NOT NULL, low REAL NOT NULL, median REAL NOT NULL, high REAL, truth REAL,
+             closed INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (uid, kind, latest)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX forecasts_open ON forecasts (uid) WHERE closed = 0")
+    db.execute("CREATE INDEX forecasts_truth ON forecasts (truth) WHERE truth IS NOT NULL")
+    db.execute(
+        "CREATE TABLE forecast_calibration "
+        "(kind TEXT PRIMARY KEY, below REAL NOT NULL, above REAL NOT NULL, outcomes INTEGER NOT NULL)"
+    )
+
+
+@migrations(name="0019_shadows")
+def _shadows(db: Database) -> None:
+    """What shadow policies would have decided, by round; the live policy's estimates are in each row."""
+    db.execute(
+        """CREATE TABLE shadows (
+             round INTEGER NOT NULL, at REAL NOT NULL, policy TEXT NOT NULL, live TEXT NOT NULL, gpus INTEGER,
+             would_run TEXT, would_not_run TEXT, jct REAL, worst_rho REAL, live_jct REAL, live_worst_rho REAL,
+             seconds REAL NOT NULL, error TEXT, PRIMARY KEY (round, policy)) WITHOUT ROWID"""
+    )
 
 
 @migrations(name="0022_window_indexes")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from metasched.store.forecast_rows import ForecastRows
 from metasched.store.job_queries import JobQueries
 from metasched.store.live_records import LiveRecords
 from metasched.store.metric_rows import MetricRows
@@ -13,6 +14,7 @@ from metasched.store.records import IterationRecord, SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
 from metasched.store.row_conversion import as_json
+from metasched.store.shadow_rows import ShadowRows
 from metasched.store.usage import UsageQueries
 from metasched.store.window_queries import WindowQueries
 
@@ -20,7 +22,17 @@ MAX_ITERATIONS = 256
 """Configurations of a subject whose iterations are stored."""
 
 
-class Store(LiveRecords, RoundRows, ReportRows, WindowQueries, JobQueries, UsageQueries, MetricRows):
+class Store(
+    LiveRecords,
+    RoundRows,
+    ReportRows,
+    ForecastRows,
+    ShadowRows,
+    WindowQueries,
+    JobQueries,
+    UsageQueries,
+    MetricRows,
+):
     """The daemon's database: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
 
     Each method is one transaction; ``with store.transaction():`` makes one of many. Every writing method raises a

@@ -39,6 +39,10 @@ class FittedTraining:
         self._job = job
         self._goodput: dict[str, Goodput] = {}  # by GPU type
 
+    def with_total(self, total: float) -> FittedTraining:
+        """The same training with another number of steps in all."""
+        return FittedTraining(self._job, total)
+
     def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
         """The goodput with the batch in force, which never changes; 0.0 where the limits do not allow it."""
         return self.tuned_pace(done, placement, self.own_plan(placement), co_runner)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from metasched.core.model import Placement, Speed
@@ -97,6 +97,10 @@ class ScalingTraining:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speed", ScalingSpeed(self.curves))
+
+    def with_total(self, total: float) -> ScalingTraining:
+        """The same training with another number of steps in all."""
+        return replace(self, total=total)
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
         """The curve's speed, which never changes; 0.0 where it is not known."""

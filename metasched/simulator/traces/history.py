@@ -35,14 +35,25 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
         first = ended[0].submitted if ended else 0.0
         found = []
         for record in ended:
-            job = _job(path, record, first, most_gpus)
+            job = past_job(path, record, first, most_gpus)
             work = recorded_training(store, record, job, speed_up)
             if work is not None:
                 found.append(Submission(job, work))
     return Workload(path.name, tuple(found))
 
 
-def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> Job:
+def past_job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> Job:
+    """A past job as it would be submitted again.
+
+    Args:
+        path: the database, for errors.
+        record: the job.
+        first: the instant at which the clock begins, unix seconds.
+        most_gpus: the most GPUs that one job can have; None for no limit.
+
+    Raises:
+        TraceError: the stored request is malformed, or needs more GPUs than ``most_gpus``.
+    """
     request = record.requirements
     try:
         gpus, least, most = int(request["gpus"]), int(request["min_gpus"]), int(request["max_gpus"])

@@ -1,0 +1,323 @@
+"""Whether 80 % ranges of queue forecasts hold the truth, on traces and on the demo's set-up.
+
+    METASCHED_DATA=DIR python -m contrib.benchmarks.forecasts [--cases NAME ...] [--jobs N] [--samples N] [--json]
+
+A trace is simulated; that simulation is the truth. At intervals the queue is forecast from the round's snapshot, with
+what a daemon would know then: jobs of traces do not declare their work, and durations are known of ended jobs alone.
+Ranges are calibrated with the outcomes known by then, as the daemon does. Of each job the first and the latest forecast
+count, of the first two fifths of the jobs none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from contrib.benchmarks import common
+from metasched.core.apps import AppsState
+from metasched.core.model import Job, Node, Snapshot
+from metasched.core.policy import Policy, PolicyState
+from metasched.forecast.calibration import Calibration
+from metasched.forecast.queue_forecast import Effort, Situation, forecast_queue
+from metasched.forecast.records import InstantRange
+from metasched.forecast.uncertainty import EarlierJob, EarlierJobs
+from metasched.scheduling.engine import RoundResult
+from metasched.simulator.records import JobOutcome, Outcome, Settings, Submission, Workload, trace_job
+from metasched.simulator.simulation import simulate
+from metasched.simulator.traces.microsoft import read_microsoft
+from metasched.simulator.what_if import Estimate
+from metasched.throughput.scaling_curve import PowerLaw, ScalingTraining, training_of_run
+from policies.baselines.fifo import Fifo
+from policies.baselines.las import Las, LasParameters
+
+LEAST_COVERED, MOST_COVERED = 0.7, 0.9
+"""The targets: the share of truths inside 80 % ranges."""
+WARM_UP = 0.4
+HOUR = 3600.0
+ASSUMED_SECONDS = 4 * HOUR
+LOAD, MOST_JOB_GPUS = 0.7, 8
+LEAST_OUTCOMES = 20
+"""A share of fewer outcomes than this number is printed, and is no target."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A truth to forecast.
+
+    Attributes:
+        name: of the row.
+        workload: the jobs.
+        nodes: the cluster.
+        policy: the policy.
+        every: seconds between forecasts.
+        round_seconds: the length of a round.
+    """
+
+    name: str
+    workload: Workload
+    nodes: tuple[Node, ...]
+    policy: Policy
+    every: float
+    round_seconds: float = 360.0
+
+
+class Moment(NamedTuple):
+    """The input of a round."""
+
+    snapshot: Snapshot
+    state: PolicyState | None
+    apps: AppsState
+
+
+@dataclass
+class Tally:
+    """Outcomes of ranges."""
+
+    held: int = 0
+    early: int = 0
+    late: int = 0
+
+    def add(self, found: InstantRange, truth: float) -> None:
+        """Count one outcome."""
+        if found.holds(truth):
+            self.held += 1
+        elif truth < found.low:
+            self.early += 1
+        else:
+            self.late += 1
+
+    @property
+    def count(self) -> int:
+        """The number of outcomes."""
+        return self.held + self.early + self.late
+
+    def __str__(self) -> str:
+        """The share and the number of outcomes."""
+        return "none" if self.share is None else f"{self.share:.0%} of {self.count}"
+
+    @property
+    def share(self) -> float | None:
+        """The share of outcomes inside their ranges; None without outcomes."""
+        return self.held / self.count if self.count else None
+
+
+@dataclass
+class Kind:
+    """The open forecasts, the calibration and the outcomes of starts or of ends."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    first: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
+    latest: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
+    firsts: Tally = field(default_factory=Tally)
+    latests: Tally = field(default_factory=Tally)
+
+    @property
+    def both(self) -> Tally:
+        """The outcomes of first and latest forecasts together."""
+        one, other = self.firsts, self.latests
+        return Tally(one.held + other.held, one.early + other.early, one.late + other.late)
+
+    def add(self, uid: str, at: float, found: InstantRange | None) -> None:
+        """Keep a forecast, if it is the job's first, and as its latest."""
+        if found is not None:
+            if uid in self.first:
+                self.latest[uid] = at, found
+            else:
+                self.first[uid] = at, found
+
+    def resolve(self, now: float, truth: Callable[[str, float], float | None], counted: Callable[[str], bool]) -> None:
+        """Compare the forecasts whose truth is known by now, and learn from them."""
+        for held, tally in ((self.first, self.firsts), (self.latest, self.latests)):
+            came = [(instant, uid) for uid, (at, _) in held.items() if (instant := truth(uid, at)) is not None]
+            for instant, uid in sorted(came):
+                if instant > now:
+                    continue
+                _, found = held.pop(uid)
+                self.calibration = self.calibration.learned(found, instant)
+                if counted(uid):
+                    tally.add(found, instant)
+
+
+def cluster(nodes: int, gpus: int, gpu_type: str = "v100") -> tuple[Node, ...]:
+    """Nodes of one type."""
+    return tuple(Node(f"n{at:03}", gpu_type, gpus, 64, 1 << 40) for at in range(nodes))
+
+
+def truth_of(case: Case) -> tuple[Outcome, list[Moment]]:
+    """Simulate a case; returns its outcome and the rounds to forecast from."""
+    moments: list[Moment] = []
+    before: list[tuple[PolicyState | None, AppsState]] = [(None, AppsState())]
+
+    def watch(snapshot: Snapshot, result: RoundResult) -> None:
+        if not moments or snapshot.now >= moments[-1].snapshot.now + case.every:
+            moments.append(Moment(snapshot, *before[0]))
+        before[0] = result.state, result.apps
+
+    settings = Settings(round_seconds=case.round_seconds, start_seconds=30.0, restart_seconds=60.0)
+    return simulate(case.workload, case.nodes, case.policy, settings, watch=watch), moments
+
+
+def known_jobs(case: Case, outcome: Mapping[str, JobOutcome], now: float) -> EarlierJobs:
+    """What a daemon knows of the jobs submitted by now: the durations of those that are complete."""
+    found = []
+    for one in case.workload.submissions:
+        seen = outcome.get(one.job.uid)
+        if seen is not None and one.job.submitted <= now:
+            ended = seen.finished is not None and seen.finished <= now
+            service = sum(interval.gpu_seconds(ended=now) for interval in seen.intervals if interval.began < now)
+            found.append(EarlierJob(one.job, service / max(one.job.gpus, 1), ended))
+    since = case.workload.submissions[0].job.submitted
+    return EarlierJobs(found, max(since, now - 7 * 24 * HOUR), now) if found else EarlierJobs((), now, now)
+
+
+def estimate(job: Job, submission: Submission) -> Estimate:
+    """What a daemon would estimate of a job's work: its declaration at its measured speed, else an assumption."""
+    if submission.declared and job.total_steps:
+        training = submission.training
+        assert isinstance(training, ScalingTraining)  # noqa: S101  of this program's own cases
+        return Estimate(
+            training.with_total(job.total_steps), job.progress_steps or 0.0, "its own reports", declared=True
+        )
+    return Estimate(training_of_run(ASSUMED_SECONDS, job.gpus), 0.0, "assumed")
+
+
+def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
+    """Forecast a case; returns starts, ends, the number of forecasts and CPU seconds of one."""
+    outcome, moments = truth_of(case)
+    of = {one.uid: one for one in outcome.jobs}
+    submissions = {one.job.uid: one for one in case.workload.submissions}
+    warm = {one.job.uid for one in case.workload.submissions[: int(WARM_UP * len(case.workload.submissions))]}
+    settings = Settings(round_seconds=case.round_seconds, start_seconds=30.0, restart_seconds=60.0)
+    starts, ends = Kind(), Kind()
+    begun = time.process_time()
+
+    def started(uid: str, at: float) -> float | None:
+        return next((one.began for one in of[uid].intervals if one.began >= at), None)
+
+    def ended(uid: str, at: float) -> float | None:
+        del at
+        return of[uid].finished
+
+    for moment in (*moments, None):
+        now = math.inf if moment is None else moment.snapshot.now
+        starts.resolve(now, started, lambda uid: uid not in warm)
+        ends.resolve(now, ended, lambda uid: uid not in warm)
+        if moment is None:
+            break
+        earlier = known_jobs(case, of, now)
+        found = forecast_queue(
+            Situation(
+                snapshot=moment.snapshot,
+                policy=case.policy,
+                state=moment.state,
+                apps=moment.apps,
+                estimates={job.uid: estimate(job, submissions[job.uid]) for job in moment.snapshot.jobs},
+                earlier=earlier,
+                settings=settings,
+                starts=starts.calibration,
+                ends=ends.calibration,
+            ),
+            Effort(samples=samples, jobs=300, arrivals=300, horizon_seconds=5 * 24 * HOUR),
+        )
+        assert found is not None  # noqa: S101  nothing limits its time
+        for one in found.jobs:
+            starts.add(one.uid, now, one.start)
+            ends.add(one.uid, now, one.end)
+    return starts, ends, len(moments), (time.process_time() - begun) / max(len(moments), 1)
+
+
+def traced(data: Path, file: str, jobs: int, nodes: int, policy: Policy) -> Case:
+    """The first jobs of a trace of Microsoft's clusters (elasticflow-traces) that fit.
+
+    Arrivals are scaled so that the jobs ask for ``LOAD`` of the cluster's GPU time until the last arrival.
+    """
+    whole = sorted(read_microsoft(data / "microsoft" / f"{file}.csv").submissions, key=lambda one: one.job.submitted)
+    ordered = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS][:jobs]
+    first = ordered[0].job.submitted
+    span = ordered[-1].job.submitted - first
+    scale = sum(one.training.total * one.job.gpus for one in ordered) / (LOAD * 8 * nodes) / span
+    scaled = [
+        replace(one, declared=False, job=one.job.evolve(submitted=(one.job.submitted - first) * scale))
+        for one in ordered
+    ]
+    name = f"{file}, {policy.name}"
+    return Case(name, Workload(file, tuple(scaled)), cluster(nodes, 8), policy, every=max(span * scale / 80, 600.0))
+
+
+def generated(jobs: int) -> Case:
+    """A generated workload of recurring jobs, in Pollux's mix, each name with a typical duration."""
+    rng = random.Random("forecasts")  # noqa: S311  no secret
+    arrivals, at = [], 0.0
+    for number in range(jobs):
+        at += rng.expovariate(1 / 1100.0)
+        name = rng.randrange(12)
+        gpus = (1, 1, 2, 4, 8)[name % 5]
+        seconds = 600.0 * (1 + name) * math.exp(rng.gauss(0.0, 0.6))
+        job = common_job(f"{number:05}", f"train{name}", f"user{name % 4}", at, gpus)
+        arrivals.append(Submission(job, training_of_run(seconds, gpus), declared=False))
+    return Case("generated, las", Workload("generated", tuple(arrivals)), cluster(4, 4), Las(), every=3600.0)
+
+
+def demo_like(jobs: int) -> Case:
+    """The demo's set-up, longer: two nodes of two GPUs, short rounds, jobs that declare their steps."""
+    rng = random.Random("demo")  # noqa: S311  no secret
+    arrivals, at = [], 0.0
+    for number in range(jobs):
+        at += rng.expovariate(1 / 60.0)
+        gpus = rng.choice((1, 1, 2))
+        steps = rng.choice((60.0, 120.0, 240.0))
+        training = ScalingTraining(steps, {"": PowerLaw(gpus, 0.9)})
+        ratio = math.exp(rng.gauss(0.0, 0.1))
+        job = common_job(f"{number:05}", "demo", "user", at, gpus)
+        arrivals.append(Submission(job, training, start_seconds=4.0, restart_seconds=4.0, declared_ratio=ratio))
+    policy = Las(LasParameters(queue_thresholds_gpu_seconds=(60.0,)))
+    workload = Workload("demo", tuple(arrivals))
+    return Case("demo, las", workload, cluster(2, 2), policy, every=120.0, round_seconds=10.0)
+
+
+def common_job(uid: str, name: str, user: str, submitted: float, gpus: int) -> Job:
+    """A rigid job."""
+    return trace_job(uid, name, submitted, gpus).evolve(user=user)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, and print the table; the exit status is 1 if a share misses its target."""
+    parser = common.arguments(__doc__ or "")
+    common.add_data(parser)
+    cases: dict[str, Callable[[Path, int], Case]] = {
+        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs, 4, Fifo()),
+        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs, 4, Las()),
+        "generated": lambda _, jobs: generated(jobs),
+        "demo": lambda _, jobs: demo_like(jobs),
+    }
+    parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases), help="the rows to measure")
+    parser.add_argument("--jobs", type=common.positive, default=400, help="jobs of each case (default 400)")
+    parser.add_argument("--samples", type=common.positive, default=20, help="simulations of a forecast (default 20)")
+    options = parser.parse_args(given)
+    print("| case | forecasts | CPU s each | of | held / outcomes | first ones | latest ones | early, late |")
+    print("|---|---|---|---|---|---|---|---|")
+    missed, rows = [], {}
+    for name in options.cases:
+        case = cases[name](options.data, options.jobs)
+        starts, ends, forecasts, seconds = measure(case, options.samples)
+        for what, kind in (("starts", starts), ("ends", ends)):
+            both, share = kind.both, kind.both.share
+            rows[f"{name} {what}"] = {"share": share, "outcomes": both.count}
+            if share is not None and both.count >= LEAST_OUTCOMES and not LEAST_COVERED <= share <= MOST_COVERED:
+                missed.append(f"{case.name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}")
+            cells = " | ".join(map(str, (both, kind.firsts, kind.latests)))
+            print(f"| {case.name} | {forecasts} | {seconds:.1f} | {what}", end=" | ")
+            print(f"{cells} | {both.early}, {both.late} |", flush=True)
+    print("\n".join(["", *(f"missed: {each}" for each in missed)]))
+    common.finish(rows, as_json=options.json)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

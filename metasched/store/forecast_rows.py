@@ -1,0 +1,85 @@
+"""Rows of queue forecasts: the first and the latest range of each job's start and end, and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from metasched.store.connection import Connection
+from metasched.store.records import ForecastRecord
+
+_COLUMNS = "uid, kind, round, at, low, median, high, latest, truth, closed"
+_INSERT = (
+    "INSERT OR {} INTO forecasts (uid, kind, latest, round, at, low, median, high) "
+    "SELECT ?, ?, {}, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM jobs WHERE uid = ? AND finished IS NULL)"
+)
+_INSTANT = (
+    "CASE kind WHEN 'start' THEN (SELECT min(started) FROM runs WHERE runs.uid = forecasts.uid AND started >= at) "
+    "WHEN 'end' THEN CASE WHEN end_state = 'COMPLETED' AND end_reason IS NULL THEN finished END END"
+)
+
+
+class ForecastRows(Connection):
+    """Reads and writes of forecasts. Of each job and kind there are at most two rows."""
+
+    def commit_forecasts(self, records: Iterable[ForecastRecord]) -> None:
+        """Insert forecasts of one round: a job's first one stays, its latest one replaces the one before it.
+
+        Forecasts of jobs that the store no longer has, or that have ended, are left out.
+        """
+        with self.transaction():
+            for one in records:
+                values = [one.uid, one.kind, one.round, one.at, one.low, one.median, one.high]
+                if not self._write(_INSERT.format("IGNORE", 0), [*values, one.uid]).rowcount:
+                    self._write(_INSERT.format("REPLACE", 1), [*values, one.uid])
+
+    def resolve_forecasts(self) -> list[ForecastRecord]:
+        """Record what came for the open forecasts; returns those whose truth is known now, in the order of truths.
+
+        A job that was cancelled, failed, or was ended by the daemon has no true end: its forecasts are closed.
+        """
+        rows = self._rows(
+            f"SELECT {_COLUMNS}, {_INSTANT}, finished FROM forecasts JOIN jobs USING (uid) WHERE closed = 0"  # noqa: S608  constants
+        )
+        found = []
+        with self.transaction():
+            for *columns, instant, finished in rows:
+                if instant is None and finished is None:
+                    continue
+                record = replace(_record(tuple(columns)), truth=instant, closed=True)
+                self._write(
+                    "UPDATE forecasts SET truth = ?, closed = 1 WHERE uid = ? AND kind = ? AND latest = ?",
+                    [instant, record.uid, record.kind, int(record.latest)],
+                )
+                if instant is not None:
+                    found.append(record)
+        return sorted(found, key=lambda one: (one.truth or 0.0, one.uid, one.kind, one.latest))
+
+    def forecasts(self, uid: str) -> list[ForecastRecord]:
+        """The first and the latest forecasts of a job, starts after ends."""
+        sql = f"SELECT {_COLUMNS} FROM forecasts WHERE uid = ? ORDER BY kind, latest"  # noqa: S608  constants
+        return [_record(row) for row in self._rows(sql, [uid])]
+
+    def forecast_outcomes(self, since: float) -> list[ForecastRecord]:
+        """The forecasts whose truth has come since an instant, unix seconds, in the order of the truths."""
+        sql = f"SELECT {_COLUMNS} FROM forecasts WHERE truth >= ? ORDER BY truth"  # noqa: S608  constants
+        return [_record(row) for row in self._rows(sql, [since])]
+
+    def forecast_calibration(self, kind: str) -> tuple[float, float, int] | None:
+        """The factors on the lower and the upper ends of ranges, and the outcomes they come from; None before any."""
+        row = self._row("SELECT below, above, outcomes FROM forecast_calibration WHERE kind = ?", [kind])
+        return None if row is None else (row[0], row[1], row[2])
+
+    def set_forecast_calibration(self, kind: str, below: float, above: float, outcomes: int) -> None:
+        """Replace the factors of a kind."""
+        with self.transaction():
+            self._write(
+                "INSERT OR REPLACE INTO forecast_calibration (kind, below, above, outcomes) VALUES (?, ?, ?, ?)",
+                [kind, below, above, outcomes],
+            )
+
+
+def _record(row: tuple[Any, ...]) -> ForecastRecord:
+    uid, kind, number, at, low, median, high, latest, truth, closed = row
+    return ForecastRecord(uid, kind, number, at, low, median, high, bool(latest), truth, bool(closed))
