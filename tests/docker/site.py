@@ -107,15 +107,18 @@ class Site:
             self.wait(lambda a=job.slurm_job_id: self.sh("controller", f"squeue -h -o %T -j {a}").strip() == "RUNNING")
 
     def status(self):
-        """Return the published status; None if it cannot be read."""
+        """Return the published status with whole jobs, as root reads it; None if it cannot be read."""
         try:
-            summary, live = (
+            summary, whole = (
                 json.loads(self.run("login", "cat", f"{SHARED}/{name}"), object_hook=lambda d: SimpleNamespace(**d))
-                for name in ("status.json", "status-jobs.json")
+                for name in ("status.json", "private/all.json")
             )
         except (CommandFailedError, ValueError):
             return None
-        summary.jobs = live.jobs
+        summary.jobs = whole.jobs
+        ended = {job.uid: vars(job) for job in whole.finished}
+        for job in summary.finished:
+            vars(job).update(ended.get(job.uid, {}))
         return summary
 
     def job(self, training):
