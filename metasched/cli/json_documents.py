@@ -104,6 +104,21 @@ class _DryRunAction(_Reasoned):
 
 
 @dataclasses.dataclass
+class _ForecastOutcome:
+    uid: str
+    kind: str
+    round: int
+    at: float
+    low: float
+    median: float
+    high: float | None
+    latest: bool
+    truth: float | None
+    closed: bool
+    covered: bool | None
+
+
+@dataclasses.dataclass
 class _ForecastRow:
     uid: str
     slurm_job_id: str
@@ -177,9 +192,11 @@ def _status() -> Properties:
 def _explain() -> Properties:
     from metasched.shared_dir.published_status import JobStatus  # noqa: PLC0415
     from metasched.store import RunRecord  # noqa: PLC0415
+    from metasched.store.fairness import FairnessRecord  # noqa: PLC0415
 
     tables = (("runs", RunRecord), ("decisions", _Decision), ("actions", _ActionTaken), ("events", _Event))
-    return {"job": JobStatus, "words": list[str], **{name: (list[kind],) for name, kind in tables}}  # type: ignore[valid-type]
+    found = {name: (list[kind],) for name, kind in tables}  # type: ignore[valid-type]
+    return {"job": JobStatus, "words": list[str], "fairness": (FairnessRecord | None,), **found}
 
 
 def _runs() -> Properties:
@@ -192,15 +209,6 @@ def _history() -> Properties:
     from metasched.store.usage import Usage  # noqa: PLC0415
 
     return {"by": str, "since": float, "until": float, "rows": list[Usage]}
-
-
-def _forecast() -> Properties:
-    from metasched.store.records import ForecastRecord  # noqa: PLC0415
-
-    row = dataclasses.make_dataclass(
-        "ForecastOutcome", [("covered", bool | None)], bases=(ForecastRecord,), kw_only=True
-    )
-    return {"days": float, "coverage": dict[str, Any], "calibration": dict[str, Any], "rows": list[row]}  # type: ignore[valid-type]
 
 
 def _shadow() -> Properties:
@@ -235,7 +243,12 @@ DOCUMENTS: Mapping[str, Callable[[], Properties]] = {
     "simulate": _simulate,
     "compare": _compare,
     "what-if": lambda: {"rows": list[_ForecastRow]},
-    "forecast": _forecast,
+    "forecast": lambda: {
+        "days": float,
+        "coverage": dict[str, Any],
+        "calibration": dict[str, Any],
+        "rows": list[_ForecastOutcome],
+    },
     "shadow": _shadow,
     "demo": lambda: {"rounds": int, "seconds": float, "problems": list[str], "rows": list[_DemoJob]},
     "db path": lambda: {"path": str, "exists": bool},

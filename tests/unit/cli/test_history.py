@@ -24,7 +24,9 @@ def history(tmp_path):
         store.run_ended("a", 1, AT + 3600, EndCause.FINISHED)
         store.finish_job("a", AT + 3600, "COMPLETED", 0)
     window = ("--since", "2025-06-01", "--until", "2025-07-01")
-    return lambda *argv: CliRunner().invoke(main, ["history", "--state", str(tmp_path), *window, *argv])
+    return lambda *argv: CliRunner(env={"COLUMNS": "200"}).invoke(
+        main, ["history", "--state", str(tmp_path), *window, *argv]
+    )
 
 
 def test_the_table_has_hours_and_waits(history):
@@ -54,5 +56,5 @@ def test_wrong_windows_and_formats_are_usage_errors(history, tmp_path):
     """A window has a length, and one output one format; a missing database is one message."""
     assert history("--csv", "--json").exit_code == 2
     assert history("--until", "2025-05-01").exit_code == 2
-    missing = CliRunner().invoke(main, ["history", "--state", str(tmp_path / "none")])
+    missing = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["history", "--state", str(tmp_path / "none")])
     assert (missing.exit_code, "Traceback" in missing.output) == (1, False)

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from metasched.cli import daemon, formatting, json_documents, main
+from metasched.cli import daemon, json_documents, json_output, main
 from metasched.configuration.file_names import DATABASE
 from metasched.core.model import Placement
 from metasched.core.reasons import Code, Reason
@@ -116,7 +116,7 @@ def test_documents_follow_their_schemas(site, words):
     result = CliRunner().invoke(main, [*argv, "--json"])
     found = json.loads(result.stdout)
     name = next(
-        command for command in json_documents.DOCUMENTS if found["schema"] == formatting.schema_name(command, 1)
+        command for command in json_documents.DOCUMENTS if found["schema"] == json_output.schema_name(command, 1)
     )
     schema = json_documents.schema(name)
     jsonschema.validate(found, schema)

@@ -102,14 +102,15 @@ def test_reasons_are_given_with_the_facts_that_their_words_need(path):
 
 
 def test_only_the_edge_imports_reason_words():
-    """The CLI, the published status, leases and logs are the edge."""
+    """The CLI, the web page, the published status, leases and logs are the edge."""
     importers = {
         str(path.relative_to(ROOT))
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "metasched.core.reason_words"
     }
-    assert {path for path in importers if not path.startswith("metasched/cli/")} <= RENDERERS
+    edge = ("metasched/cli/", "metasched/presentation/", "metasched/web/")
+    assert {path for path in importers if not path.startswith(edge)} <= RENDERERS
 
 
 @given(st.data())

@@ -22,7 +22,7 @@ PACKAGES = {
     "time_shares": {"core", "capacity"},
     "scheduling": {"apps", "core", "capacity", "placement"},
     "store": {"core", "shared_dir"},
-    "presentation": {"core", "shared_dir", "store"},
+    "presentation": {"core", "shared_dir", "slurm", "store"},
     "metrics": set(),
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
