@@ -20,7 +20,8 @@ _SBATCH_SECONDS = 60.0
 _UNREACHABLE = re.compile(
     r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
     r"communication.*fail|unable to process configuration|address already in use|authentication|munge|"
-    r"transport endpoint|connection reset|connection timed out|broken pipe|no route to host|network is \w+",
+    r"missing socket|transport endpoint|connection reset|connection timed out|broken pipe|no route to host|"
+    r"network is \w+",
     re.IGNORECASE,
 )
 _MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (

@@ -264,6 +264,7 @@ def test_output_format_variables_do_not_reach_the_commands(stand, client):
         ("scontrol: fatal: Unable to process configuration file", SlurmUnavailableError),
         ("slurm_load_jobs error: Transport endpoint is not connected", SlurmUnavailableError),
         ("slurm_load_jobs error: Connection reset by peer", SlurmUnavailableError),
+        ("error: slurm_msg_sendto: msg_type=1008: Unexpected missing socket error", SlurmUnavailableError),
     ],
 )
 def test_complaints_become_typed_errors_with_slurms_words(stand, client, complaint, kind):
