@@ -1,13 +1,16 @@
-"""The file in which the process of forecasts leaves its latest result for the daemon."""
+"""The file in which the process of forecasts leaves its latest result for the daemon, and how such files are read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from metasched.core.errors import MetaschedError
 from metasched.forecast.records import QueueForecast
+
+_Result = TypeVar("_Result")
 
 FORECASTS_FILE = "forecasts.json"
 """Its name, in the state directory."""
@@ -43,7 +46,16 @@ def decode_result(content: bytes) -> ForecastResult:
     Raises:
         ResultError: it is something else.
     """
+    return decode(content, ForecastResult, FORECASTS_FILE)
+
+
+def decode(content: bytes, kind: type[_Result], file: str) -> _Result:
+    """Return the result of a kind in a file's content; ``file`` is its name, for the error.
+
+    Raises:
+        ResultError: it is something else.
+    """
     try:
-        return msgspec.json.decode(content, type=ForecastResult)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ResultError(f"{FORECASTS_FILE} cannot be read: {error}") from None
+        raise ResultError(f"{file} cannot be read: {error}") from None

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from metasched.core.errors import MetaschedError
+from metasched.forecast.result_file import decode
 from metasched.store import ShadowRecord
 
 SHADOWS_FILE = "shadows.json"
 """Its name, in the state directory."""
-
-
-class ShadowResultError(MetaschedError):
-    """The file is not a result of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +35,6 @@ def decode_shadows(content: bytes) -> ShadowResult:
     """Return the result in a file's content.
 
     Raises:
-        ShadowResultError: it is something else.
+        ResultError: it is something else.
     """
-    try:
-        return msgspec.json.decode(content, type=ShadowResult)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ShadowResultError(f"{SHADOWS_FILE} cannot be read: {error}") from None
+    return decode(content, ShadowResult, SHADOWS_FILE)

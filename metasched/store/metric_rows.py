@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.store.connection import Connection
 
 MAX_ACCOUNTS = 100
@@ -44,9 +45,8 @@ class MetricRows(Connection):
             The largest rho, the number of jobs with a rho above 1, and the number of jobs with a rho; empty where none
             is stored.
         """
-        columns = [name for _, name, *_ in self._rows("PRAGMA table_info(fairness)")]
         found = {}
-        for name in [column for column in columns if column in _DEFINITIONS]:
+        for name in LIVE_DEFINITIONS:
             row = self._row(
                 f"SELECT max({name}), coalesce(sum({name} > 1), 0), count({name}) FROM fairness WHERE finished >= ?",  # noqa: S608
                 [since],
@@ -54,6 +54,3 @@ class MetricRows(Connection):
             if row is not None and row[2]:
                 found[name] = (float(row[0]), int(row[1]), int(row[2]))
         return found
-
-
-_DEFINITIONS = frozenset({"pollux", "shockwave_live", "gavel", "themis"})

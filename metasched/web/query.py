@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
+
+_Item = TypeVar("_Item")
 
 _LONGEST = 200
 _MOST_DIGITS = 9
@@ -38,3 +41,16 @@ def instant(request: Request, name: str) -> int | None:
     if not (value.isascii() and value.isdigit()) or len(value) > _MOST_DIGITS_OF_INSTANT:
         return None
     return int(value)
+
+
+def page_of(items: Sequence[_Item], wanted: int, rows: int) -> tuple[Sequence[_Item], int, int]:
+    """The rows of one page of a table, its number from 1, and the number of pages, at least 1.
+
+    Args:
+        items: all rows.
+        wanted: the number that was asked for; the last page for one beyond it.
+        rows: most rows of a page.
+    """
+    pages = max(1, -(-len(items) // rows))
+    page = min(wanted, pages)
+    return items[(page - 1) * rows : page * rows], page, pages

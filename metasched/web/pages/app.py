@@ -128,10 +128,8 @@ def find_app(request: Request, site: Site, view: View) -> AppDetails | None:
     owned = Owned(user, next(iter(accounts), None))
     if not view.viewer.may_see(owned):
         return None
-    pages = max(1, -(-len(uids) // ROWS))
-    page = min(query.number(request, "page", 1), pages)
+    shown, page, pages = query.page_of(uids, query.number(request, "page", 1), ROWS)
     ended = record.reasons if record else {}
-    shown = uids[(page - 1) * ROWS : page * ROWS]
     trials = [_trial(one, labels.get(one), record, ended.get(one), view) for one in shown]
     return AppDetails(
         uid=uid,
@@ -164,9 +162,7 @@ def _apps(request: Request) -> Response:
     site = site_of(request)
     view = site.view(request)
     apps = visible_apps(view)
-    pages = max(1, -(-len(apps) // ROWS))
-    page = min(query.number(request, "page", 1), pages)
-    shown = apps[(page - 1) * ROWS : page * ROWS]
+    shown, page, pages = query.page_of(apps, query.number(request, "page", 1), ROWS)
     return site.render(request, "apps.html", view, apps=shown, total=len(apps), page=page, pages=pages)
 
 

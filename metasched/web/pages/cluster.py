@@ -167,9 +167,7 @@ def _page(request: Request) -> Response:
     site = site_of(request)
     view = site.view(request)
     groups = _groups(view)
-    pages = max(1, -(-len(groups) // GROUPS))
-    page = min(query.number(request, "page", 1), pages)
-    shown = groups[(page - 1) * GROUPS : page * GROUPS]
+    shown, page, pages = query.page_of(groups, query.number(request, "page", 1), GROUPS)
     by_type = [
         (gpu_type, list(members))
         for gpu_type, members in groupby(sorted(shown, key=lambda group: group.gpu_type or ""), _type_of)

@@ -97,9 +97,8 @@ def read_fairness(request: Request, site: Site, view: View) -> FairnessTable:
             rho = _rho_by(store, by, window, view.viewer)
             rows = [_group_row(name, members, total, rho.get(name)) for name, members in grouped(each, by).items()]
     rows = sorted(rows, key=lambda row: (-row.gpu_hours, row.name or "", row.uid or ""))
-    pages = max(1, -(-len(rows) // ROWS))
-    page = min(query.number(request, "page", 1), pages)
-    return FairnessTable(window, by, rows[(page - 1) * ROWS : page * ROWS], len(rows), total, page, pages)
+    shown, page, pages = query.page_of(rows, query.number(request, "page", 1), ROWS)
+    return FairnessTable(window, by, shown, len(rows), total, page, pages)
 
 
 def _sees_all(viewer: Viewer) -> bool:

@@ -119,9 +119,8 @@ def find(jobs: Sequence[JobStatus], viewer: Viewer, wanted: Filter, rows: int = 
     """The jobs of one page, of those that the viewer may see. Pure."""
     visible = [job for job in jobs if viewer.may_see(job)]
     accepted = sorted(filter(wanted.accepts, visible), key=SORTS[wanted.sort])
-    pages = max(1, -(-len(accepted) // rows))
-    page = min(wanted.page, pages)
-    return Found(accepted[(page - 1) * rows : page * rows], len(accepted), len(visible), page, pages)
+    shown, page, pages = query.page_of(accepted, wanted.page, rows)
+    return Found(shown, len(accepted), len(visible), page, pages)
 
 
 def state_of(job: JobStatus) -> str:

@@ -79,9 +79,7 @@ def read_timeline(request: Request, site: Site, view: View) -> Timeline:
         rounds = [at for _, at in store.round_instants(window.begin, window.end, MOST_MARKS)]
     seen = [SeenRun(run, _visible(labels.get(run.uid), view.viewer)) for run in found.runs]
     names = _nodes(view, seen) if by == "nodes" else _jobs(seen)
-    pages = max(1, -(-len(names) // ROWS))
-    page = min(query.number(request, "page", 1), pages)
-    rows = names[(page - 1) * ROWS : page * ROWS]
+    rows, page, pages = query.page_of(names, query.number(request, "page", 1), ROWS)
     shown = [one for one in seen if not set(rows).isdisjoint(_rows_of(one, by))]
     longest = sorted(shown, key=lambda one: -_held(one.run, window, view.now))[:MOST_BARS]
     kept = sorted(longest, key=lambda one: (one.run.started, one.run.uid))
