@@ -34,7 +34,7 @@ from metasched.shared_dir.published_status import (
     PlannedStatus,
     Status,
     StatusError,
-    encode_job,
+    encode_fields,
     publish_jobs,
     publish_summary,
 )
@@ -89,7 +89,7 @@ class StatusPublisher:
         finished = self._ended.of(
             lambda: tuple(self._ended_job(record) for record in self._recently_ended()), self._store.live_records()
         )
-        if self._sizes.keys() - state.jobs.keys():
+        if len(self._sizes) > len(state.jobs) + 2 * FINISHED_SHOWN:
             shown = state.jobs.keys() | {job.uid for job in finished}
             self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
         status = Status(
@@ -136,24 +136,34 @@ class StatusPublisher:
             return
         self._shown = shown
         known = self._rendered if self._reuses and not was_set_back else {}
-        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := snapshot.job.get(uid))}
+        outdated = self._outdated | {state.jobs[uid].job.co_runner for uid in self._outdated if uid in state.jobs}
         is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
         order = tuple([job.uid for job in snapshot.jobs])
         changed = order != self._order
         rendered: dict[str, _RenderedJob] = {}
         for uid in order:
-            before = known.get(uid)
-            if before is not None and uid not in outdated and (is_decided or before.facts == controller.facts(uid)):
+            before = known.get(uid) if uid not in outdated else None
+            if before is not None and (is_decided or before.facts == controller.facts(uid)):
                 rendered[uid] = before
                 continue
-            shown_job = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
-            rendered[uid] = _RenderedJob(controller.facts(uid), encode_job(shown_job))
+            job, record = state.jobs[uid].job, state.jobs[uid].record
+            rendered[uid] = _RenderedJob(
+                controller.facts(uid),
+                encode_fields(self._described(job, snapshot, record)) if before is None else before.described,
+                encode_fields(_decided(job, record, controller)),
+            )
             changed = True
         self._rendered, self._decided, self._order = rendered, decided, order
         self._outdated.clear()
         if changed or not self._version:
             self._version = next(self._versions)
-            self._guarded(lambda: publish_jobs(self._shared, self._version, [one.encoded for one in rendered.values()]))
+            self._guarded(
+                lambda: publish_jobs(
+                    self._shared,
+                    self._version,
+                    [b"{%b,%b}" % (one.described, one.decided) for one in rendered.values()],
+                )
+            )
 
     def _same_as_shown(self, shown: tuple[object, ...]) -> bool:
         return self._reuses and len(self._shown) == len(shown) and all(map(operator.is_, self._shown, shown))
@@ -202,21 +212,21 @@ class StatusPublisher:
         }
 
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
-        shown = job.blocked or controller.reason(job.uid)
+        return JobStatus(**self._described(job, snapshot, record), **_decided(job, record, controller))
+
+    def _described(self, job: Job, snapshot: Snapshot, record: JobRecord) -> dict[str, Any]:
+        """Return the fields of ``JobStatus`` that no decision changes before the job is described again."""
         placement, now = job.placement, snapshot.now
-        co_runner = snapshot.job.get(job.co_runner or "")
+        co_runner = None if job.co_runner is None else snapshot.job.get(job.co_runner)
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
         run = record.current
         gains = run is not None and run.started is not None and run.suspended_at is None and run.started <= now
-        return JobStatus(
-            **self._recorded(record),
+        return self._recorded(record) | dict(  # noqa: C408  names of fields, as where a JobStatus is made
             status=job.status.value,
             gpus=job.gpus,
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
-            reason=words(shown),
-            **_reason_fields(shown),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             run_started=job.run_started,
@@ -231,8 +241,6 @@ class StatusPublisher:
             blocked=job.blocked is not None,
             step_gain=step_gain(job),
             app=job.app,
-            batch=batch_status(job, record, *controller.batch_target(job.uid)),
-            planned=_planned(job, controller),
             as_of=now,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
         )
@@ -267,10 +275,17 @@ class StatusPublisher:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedJob:
-    """A live job as the file has it, with what the latest round had decided about it."""
+    """A live job as the file has it.
+
+    Attributes:
+        facts: what the latest round had decided about the job.
+        described: the members of its JSON object that no decision changes.
+        decided: the other members.
+    """
 
     facts: tuple[object, ...]
-    encoded: bytes
+    described: bytes
+    decided: bytes
 
 
 def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
@@ -288,6 +303,17 @@ def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
 
 def _record_of(job: SlurmJob) -> int:
     return job.job_id if job.array_job_id is None else job.array_job_id
+
+
+def _decided(job: Job, record: JobRecord, controller: Controller) -> dict[str, Any]:
+    """Return the fields of ``JobStatus`` that depend on what the latest round decided."""
+    shown = job.blocked or controller.reason(job.uid)
+    return {
+        "reason": words(shown),
+        **_reason_fields(shown),
+        "batch": batch_status(job, record, *controller.batch_target(job.uid)),
+        "planned": _planned(job, controller),
+    }
 
 
 def _planned(job: Job, controller: Controller) -> PlannedStatus | None:

@@ -28,10 +28,16 @@ def deferrals(observation: Observation, intake: Intake) -> Mapping[str, Reason]:
         observation: of this poll.
         intake: the limits.
     """
+    ours, records, new = observation.ours, observation.records, observation.new
+    users, new_arrays = {job.user for job in new.values()}, {job.array_job_id for job in new.values()} - {None}
     live = Counter(
-        job.user for uid, job in observation.ours.items() if uid in observation.records and job.state not in ENDED
+        [job.user for uid, job in ours.items() if job.user in users and uid in records and job.state not in ENDED]
     )
-    arrays = Counter(job.array_job_id for job in observation.ours.values() if job.state not in ENDED)
+    arrays = Counter(
+        [job.array_job_id for job in ours.values() if job.array_job_id in new_arrays and job.state not in ENDED]
+        if new_arrays
+        else ()
+    )
     waiting: dict[str, deque[str]] = {}
     for uid, job in observation.new.items():
         if job.state is JobState.PENDING:

@@ -25,6 +25,8 @@ from metasched.store import JobRecord, Store
 # From this release on Slurm remembers, when one of two jobs on a GPU has ended, that the other still holds its shards.
 SHARDS_REMEMBERED = (23, 2)
 
+_NONE: frozenset[int] = frozenset()
+
 log = structlog.get_logger()
 
 
@@ -43,6 +45,8 @@ class Observation:
         others: the other jobs among ``listed``.
         records: the store's live jobs before intake, by uid.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
+        shared_records: Slurm's ids of records that several array tasks share: tasks that are not split off yet. A write
+            by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
     """
 
     now: float
@@ -55,6 +59,7 @@ class Observation:
     others: Sequence[SlurmJob]
     records: Mapping[str, JobRecord]
     leaked: Mapping[str, int] = field(default_factory=dict)
+    shared_records: frozenset[int] = frozenset()
 
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
@@ -62,15 +67,6 @@ class Observation:
         if self.ours.keys() <= self.records.keys():
             return {}
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
-
-    @cached_property
-    def shared_records(self) -> frozenset[int]:
-        """Slurm's ids of records that several array tasks share: tasks that are not split off yet.
-
-        A write by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
-        """
-        tasks = Counter(job.job_id for job in self.listed)
-        return frozenset(job_id for job_id, count in tasks.items() if count > 1)
 
     @property
     def missing(self) -> Sequence[JobRecord]:
@@ -93,10 +89,11 @@ class Observer:
         self._store = store
         self._forgets_shards = settings.version < SHARDS_REMEMBERED
         self._enforces_limits = enforces_limits(settings.values)
-        self._leaked_gpus = LeakedGpus()
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
         self._reuses = reuses = reuses_results()
+        self._leaked_gpus = LeakedGpus(reuses=reuses)
+        self._shared_records = Latest[frozenset[int]](reuses=reuses)
         self._listed = Interned[SlurmJob](lambda job: job.slurm_job_id, reuses=reuses)
         self._nodes = Interned[SlurmNode](lambda node: node.name, reuses=reuses)
         self._unreserved = Latest[Reservations](reuses=reuses)
@@ -135,6 +132,7 @@ class Observer:
             others=identified.others,
             records=records,
             leaked=self._leaked_gpus.update(nodes, listed, now),
+            shared_records=self._shared_records.of(lambda: _shared_records(listed), listed),
         )
 
     def _records(self) -> Mapping[str, JobRecord]:
@@ -177,6 +175,14 @@ class Observer:
             log.warning("associations_not_read", error=str(error))
 
 
+def _shared_records(listed: Sequence[SlurmJob]) -> frozenset[int]:
+    """Return Slurm's ids of the records that several array tasks share."""
+    tasks = Counter([job.job_id for job in listed])
+    return frozenset(job_id for job_id, count in tasks.items() if count > 1) if len(tasks) < len(listed) else _NONE
+
+
 def _owners(jobs: Mapping[str, SlurmJob]) -> frozenset[Owner]:
     """Return the owners of the jobs that have not ended."""
-    return frozenset(owner_of(job) for job in jobs.values() if job.state not in ENDED)
+    ended = ENDED
+    one_each = {(job.account, job.user, job.partition, job.qos): job for job in jobs.values() if job.state not in ended}
+    return frozenset(map(owner_of, one_each.values()))

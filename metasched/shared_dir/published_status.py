@@ -30,7 +30,6 @@ _RETRY_SECONDS = 0.01
 
 
 _Content = TypeVar("_Content")
-_NONE = object()  # equal to no value
 
 
 class StatusError(MetaschedError):
@@ -260,10 +259,15 @@ _DEFAULTS = {
 
 def encode_job(job: JobStatus) -> bytes:
     """Return the JSON of a job in the file of the live jobs, without the fields that have their default."""
-    values = {
-        name: value for name in JobStatus.__slots__ if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)
-    }
-    return msgspec.json.encode(values)
+    return b"{%b}" % encode_fields({name: getattr(job, name) for name in JobStatus.__slots__})
+
+
+def encode_fields(values: Mapping[str, Any]) -> bytes:
+    """Return the members of a job's JSON object for some of its fields, without those that have their default."""
+    defaults = _DEFAULTS
+    return msgspec.json.encode(
+        {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+    )[1:-1]
 
 
 def publish(shared: Path, status: Status) -> None:
