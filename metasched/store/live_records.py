@@ -24,7 +24,7 @@ _NOTES = (
     ),
 )
 MOST_SINGLE_READS = 500
-"""Changed jobs beyond which all live jobs are read again."""
+"""Changed jobs beyond which all live jobs are read again, where fewer have not changed."""
 
 
 class LiveRecords(JobRows):
@@ -44,7 +44,7 @@ class LiveRecords(JobRows):
             self._note(*_NOTES)
         version = int(self._rows("PRAGMA main.data_version")[0][0])
         changed = [uid for (uid,) in self._rows("SELECT uid FROM temp.changed_jobs")]
-        if live is None or version != self._data_version or len(changed) > MOST_SINGLE_READS:
+        if live is None or version != self._data_version or len(changed) > max(MOST_SINGLE_READS, len(live)):
             self._live = {job.uid: job for job in self.live_jobs()}
         elif changed:
             self._live = self._updated(live, changed)
