@@ -104,6 +104,7 @@ class Intake(_Section):
         partitions: metasched schedules every job of these partitions.
         qos: metasched schedules every job of these QOS.
         live_jobs: most live jobs of one user that are taken in; further ones wait in Slurm's queue until others end.
+        seconds: time of one poll after which it records no further new jobs; the next polls do.
         limits: tables ``[[intake.limits]]`` with other limits for some users, accounts or QOS, or for all. Of the
             tables that cover a job, the first one with a key decides on that key.
     """
@@ -111,6 +112,7 @@ class Intake(_Section):
     partitions: _Names = ()
     qos: _Names = ()
     live_jobs: Annotated[int, Field(ge=1)] = 1000
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     limits: Annotated[tuple[IntakeLimit, ...], Field(strict=False)] = ()
 
     def live_jobs_of(self, user: str, account: str, qos: str) -> int:

@@ -218,9 +218,9 @@ class Actuator:
 
     def _forget_failures(self, state: ClusterState) -> None:
         """Drop failures of jobs that have ended, and of starts that took effect although their answer was lost."""
-        live = state.snapshot.job
+        live = state.jobs
         self._backoff.retain(
-            lambda uid, kind: uid in live and (kind != ACTION_KINDS[Start] or live[uid].status is Status.HELD)
+            lambda uid, kind: uid in live and (kind != ACTION_KINDS[Start] or live[uid].job.status is Status.HELD)
         )
         self.unsent_stops &= live.keys()
 
@@ -232,7 +232,7 @@ class Actuator:
         """
         now = state.snapshot.now
         for uid, at in list(self._delayed_starts.items()):
-            job = state.snapshot.job.get(uid)
+            job = state.jobs[uid].job if uid in state.jobs else None
             if job is None or job.status is not Status.QUEUED:
                 del self._delayed_starts[uid]
             elif not now <= at <= now + LOST_NODE_SECONDS + SLACK_SECONDS:  # later: the clock was set back

@@ -65,9 +65,10 @@ class ClusterState:
     @property
     def changes_soon(self) -> bool:
         """Whether a run is being started or stopped, so that the next poll should come soon."""
+        held = Status.HELD
         return any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
-            for job in self.snapshot.jobs
+            for job in [job for job in self.snapshot.jobs if job.status is not held]
         )
 
 
@@ -77,6 +78,7 @@ class _Arrangement:
 
     Attributes:
         order: uids of the jobs of the snapshot, in its order.
+        position: of each uid in ``order``.
         holding: those of them that hold an allocation.
         unplannable: uids of the live jobs that are left out of it.
         others: the jobs that hold resources and are not in the snapshot.
@@ -84,6 +86,7 @@ class _Arrangement:
     """
 
     order: tuple[str, ...]
+    position: Mapping[str, int]
     holding: tuple[str, ...]
     unplannable: frozenset[str]
     others: Sequence[SlurmJob]
@@ -100,6 +103,8 @@ class ClusterStateBuilder:
         self._jobs_version: object = None  # another object whenever a job has changed by more than the time
         self._arranged = Latest[_Arrangement](reuses=reuses)
         self._nodes = Latest[tuple[Node, ...]](reuses=reuses)
+        self._jobs: tuple[Job, ...] = ()  # of the latest snapshot, in the order of ...
+        self._jobs_arranged: _Arrangement | None = None
         self._racks: Mapping[str, str] = {}
         self._leaked: Mapping[str, int] = {}
 
@@ -165,7 +170,7 @@ class ClusterStateBuilder:
             round=round_number,
             round_seconds=config.schedule.round_seconds,
             nodes=nodes,
-            jobs=tuple([live[uid].job for uid in arranged.order]),
+            jobs=self._in_order(live, arranged),
             sharing=inventory.shards is not None and config.sharing.enabled,
             quotas=arranged.quotas,
         )
@@ -184,28 +189,41 @@ class ClusterStateBuilder:
             shared_records=observation.shared_records,
         )
 
+    def _in_order(self, live: Mapping[str, ObservedJob], arranged: _Arrangement) -> tuple[Job, ...]:
+        """Return the jobs of the snapshot; of an unchanged arrangement, only those are replaced that have aged."""
+        if arranged is not self._jobs_arranged:
+            self._jobs, self._jobs_arranged = tuple([live[uid].job for uid in arranged.order]), arranged
+        elif self._described.aged:
+            jobs = list(self._jobs)
+            for uid in self._described.aged:
+                if uid in arranged.position:
+                    jobs[arranged.position[uid]] = live[uid].job
+            self._jobs = tuple(jobs)
+        return self._jobs
+
 
 def _arranged(described: Mapping[str, ObservedJob], observation: Observation, limits: Intake) -> _Arrangement:
-    live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
-    others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
-    pairs = [(observed.job, observed.slurm) for observed in live.values()]
-    order = tuple(sorted(live, key=lambda uid: (live[uid].job.submitted, uid)))
+    held = Status.HELD  # most jobs are, and hold no allocation
+    active = [(uid, one) for uid, one in described.items() if one.job.status is not held]
+    unplannable = {uid: one for uid, one in active if holds_unplannable_allocation(one)}
+    live = {uid: one for uid, one in described.items() if uid not in unplannable} if unplannable else described
+    others = [*observation.others, *(one.slurm for one in unplannable.values())]
+    order = tuple([uid for _, uid in sorted([(one.job.submitted, uid) for uid, one in live.items()])])
+    limited = observation.quotas.limits_jobs or limits.limits
+    pairs = [(observed.job, observed.slurm) for observed in live.values()] if limited else ()
     return _Arrangement(
         order=order,
-        holding=tuple(uid for uid in order if live[uid].job.placement is not None),
-        unplannable=frozenset(described.keys() - live.keys()),
+        position={uid: position for position, uid in enumerate(order)},
+        holding=tuple([uid for uid in order if live[uid].job.placement is not None]),
+        unplannable=frozenset(unplannable),
         others=others,
         quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, limits),
     )
 
 
 def _nodes(live: Mapping[str, ObservedJob], observation: Observation, others: Sequence[SlurmJob]) -> tuple[Node, ...]:
-    our_gpus = {
-        (node, gpu)
-        for observed in live.values()
-        for node, indices in observed.slurm.gpu_indices.items()
-        for gpu in indices
-    }
+    holding = [observed.slurm.gpu_indices for observed in live.values() if observed.slurm.gpu_indices]
+    our_gpus = {(node, gpu) for held in holding for node, indices in held.items() for gpu in indices}
     holders: dict[str, list[SlurmJob]] = {}
     for job in others:
         for name in job.allocated:

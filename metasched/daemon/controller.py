@@ -254,7 +254,7 @@ class Controller:
         retries = Retries(self.config.schedule.round_seconds, self.config.schedule.launch_tries)
         tracked = self._run_tracking.track(observation, recorded, retries)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
-        reported = [state.snapshot.job[uid] for uid in sorted(self._reports.reported) if uid in state.jobs]
+        reported = [state.jobs[uid].job for uid in sorted(self._reports.reported) if uid in state.jobs]
         self._note_leaked_gpus(observation.leaked, now)
         note_contradictions(self._store, reported, now)
         note_work_contradictions(self._store, self._state_builder.contradicted, now)
@@ -451,7 +451,8 @@ class Controller:
         accepting = frozenset((node.name, node.reservation) for node in state.snapshot.nodes if node.accepts)
         jobs = state.snapshot.jobs
         blocked = self._blocked_now.of(
-            lambda: frozenset(job.uid for job in jobs if is_blocked_from_start(job)), state.version
+            lambda: frozenset([job.uid for job in jobs if job.blocked is not None and is_blocked_from_start(job)]),
+            state.version,
         )
         blocked_targets = blocked & self._targets.keys()
         unblocked = {uid for uid in self._blocked - blocked if uid in state.jobs and not state.jobs[uid].job.active}
@@ -597,11 +598,13 @@ class Controller:
 
     def _may_need_action(self, state: ClusterState, ends: Mapping[str, Reason]) -> tuple[str, ...]:
         """Return the uids of all jobs but those that wait, held by the daemon, and are to wait on."""
-        targets = self._targets
+        targets, held, users = self._targets, Status.HELD, Hold.USER
         return tuple(
-            job.uid
-            for job in state.snapshot.jobs
-            if job.status is not Status.HELD or job.hold is Hold.USER or job.uid in targets or job.uid in ends
+            [
+                job.uid
+                for job in state.snapshot.jobs
+                if job.status is not held or job.hold is users or job.uid in targets or job.uid in ends
+            ]
         )
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:

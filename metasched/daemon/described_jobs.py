@@ -44,6 +44,7 @@ class _Described:
         runs: whether a run of the job goes on, so that its service grows.
         early: whether the job must not start before an instant that was still to come.
         deferred: whether Slurm did not start the job; why is read again at each poll.
+        depends_on_time: whether the time alone may change the description, reservations apart.
     """
 
     tracked: TrackedJob
@@ -53,11 +54,7 @@ class _Described:
     runs: bool
     early: bool
     deferred: bool
-
-    @property
-    def depends_on_time(self) -> bool:
-        """Whether the time alone may change the description, reservations apart."""
-        return self.runs or self.early or self.deferred or self.tracked.record.not_before is not None
+    depends_on_time: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,7 @@ class DescribedJobs:
         all_losses: whether all jobs get their losses, and not only those of apps.
         contradicted: how the declared steps of jobs of this poll are contradicted, by uid; no policy sees those steps.
         changed: whether in this poll a job has come, gone, or changed by more than the passing of time.
+        aged: uids of the jobs that changed in this poll by the passing of time alone, where ``changed`` is false.
         subjects: of each job's speed, by uid; the same object while the jobs are the same.
         ends: why jobs are to end for good, by uid, as their records say.
     """
@@ -95,6 +93,7 @@ class DescribedJobs:
         self.all_losses = False
         self.contradicted: dict[str, WorkContradiction] = {}
         self.changed = True
+        self.aged: Collection[str] = ()
         self.subjects: Mapping[str, str] = {}
         self.ends: Mapping[str, Reason] = {}
         self._store = store
@@ -125,7 +124,8 @@ class DescribedJobs:
         closes_nodes = observation.inventory.reservations.closes_nodes
         found: dict[str, _Described] = {}
         new: list[str] = []
-        aged = False
+        aged: list[str] = []
+        is_in_order = live is self._live
         rest = live
         if live is self._live and known and not changes and not closes_nodes:
             found = dict(known) if timed or reported else self._known
@@ -140,15 +140,20 @@ class DescribedJobs:
                 if job.is_same(before.tracked):
                     after = self._renewed(before, job, observation, limits)
                     if after is not None:
-                        aged = aged or after is not before
+                        if after is not before:
+                            aged.append(uid)
                         found[uid] = after
                         continue
             found[uid] = self._describe(job, observation, limits)
             new.append(uid)
         self._taken.update(new)
         self.changed = bool(new) or len(found) != len(self._known)
-        if self.changed or aged:
+        self.aged = () if self.changed else aged
+        if self.changed or (aged and not is_in_order):
             self._remember(found, new)
+        elif aged:
+            self._known = found
+            self._observed = {**self._observed, **{uid: found[uid].observed for uid in aged}}
         return self._observed
 
     def _remember(self, found: dict[str, _Described], new: list[str]) -> None:
@@ -163,8 +168,8 @@ class DescribedJobs:
         if self.changed:
             self.contradicted = {uid: one.contradiction for uid, one in found.items() if one.contradiction is not None}
             self.subjects = {uid: one.subject for uid, one in found.items()}
-            self._timed = frozenset(uid for uid, one in found.items() if one.depends_on_time)
-            records = (one.observed.record for one in found.values())
+            self._timed = frozenset([uid for uid, one in found.items() if one.depends_on_time])
+            records = [one.tracked.record for one in found.values()]
             self.ends = {record.uid: record.end_reason for record in records if record.end_reason is not None}
 
     def take_described(self) -> Collection[str]:
@@ -211,14 +216,16 @@ class DescribedJobs:
             job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
         job = within_limit(observation.quotas.apply(job, slurm), slurm, limits)
         runs = record.current is not None and record.current.started is not None
+        early = _is_early(record, now)
         return _Described(
             tracked,
             ObservedJob(job, slurm, record, needed),
             speed_subject(job.uid, job.user, needed.model),
             contradicted,
             runs,
-            early=_is_early(record, now),
+            early=early,
             deferred=deferral is not None,
+            depends_on_time=runs or early or deferral is not None or record.not_before is not None,
         )
 
     def _with_losses(self, described: dict[str, ObservedJob], new: list[str]) -> dict[str, ObservedJob]:

@@ -331,7 +331,7 @@ class StatusPublisher:
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
         shown = job.blocked or controller.reason(job.uid)
         placement, now = job.placement, snapshot.now
-        co_runner = snapshot.job.get(job.co_runner or "")
+        co_runner = None if job.co_runner is None else snapshot.job.get(job.co_runner)
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
         run = record.current
         gains = run is not None and run.started is not None and run.suspended_at is None and run.started <= now

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -18,7 +19,7 @@ from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.core.reuse import reuses_results
-from metasched.intake.admission import deferrals
+from metasched.intake.admission import admission
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
@@ -33,6 +34,7 @@ from metasched.store import JobRecord, Store
 SCRIPTS = 20
 """Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
 _REQUIREMENTS = TypeAdapter(Requirements)
+INTAKE_CONTINUES = Reason(Code.INTAKE_CONTINUES)
 _NO_REQUEST = Requirements(nodes=1, max_nodes=1)  # of a job with a malformed tag, which is blocked until it is fixed
 
 log = structlog.get_logger()
@@ -49,12 +51,25 @@ class RecordedJob:
 class JobIntake:
     """Records new jobs, and makes sure that Slurm shows each live job as stamped, held and requeueable.
 
+    Args:
+        client: to Slurm.
+        store: of the daemon.
+        writes: to Slurm, shared with run tracking.
+        timer: returns seconds of a clock that is never set back.
+
     Attributes:
         arrived: number of jobs that this poll has recorded.
         deferred: the new jobs that this poll has not taken in, with the reasons, by uid; they are held, too.
     """
 
-    def __init__(self, client: SlurmClient, store: Store, writes: ThrottledWrites) -> None:
+    def __init__(
+        self,
+        client: SlurmClient,
+        store: Store,
+        writes: ThrottledWrites,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timer = timer
         self._client = client
         self._store = store
         self._writes = writes
@@ -84,13 +99,17 @@ class JobIntake:
         """
         self._shared_records = observation.shared_records
         inventory = observation.inventory
-        deferred = deferrals(observation, limits) if observation.new else {}
-        self.deferred = {uid: (observation.new[uid], reason) for uid, reason in deferred.items()}
-        admitted = {uid: job for uid, job in observation.new.items() if uid not in deferred}
-        self.arrived = len(admitted)
-        records = observation.records
-        if admitted:
-            records = {**records, **self._record(admitted, inventory, observation.now)}
+        records, deferred = observation.records, dict[str, Reason]()
+        self.arrived = 0
+        if new := observation.new:
+            found = admission(observation, limits)
+            deferred |= found.deferred
+            admitted = {uid: new[uid] for uid in found.admitted}
+            recorded = self._record(admitted, inventory, observation.now, limits.seconds)
+            deferred |= dict.fromkeys(admitted.keys() - recorded.keys(), INTAKE_CONTINUES)
+            self.arrived = len(recorded)
+            records = {**records, **recorded}
+        self.deferred = {uid: (new[uid], reason) for uid, reason in deferred.items()}
         marked, still_marked = self._marked, dict[str, RecordedJob]()
         shown = (observation.ours, records)
         if self._shown is not None and self._shown[0] is shown[0] and self._shown[1] is shown[1]:
@@ -122,41 +141,43 @@ class JobIntake:
         """Drop what is cached of a job that has ended."""
         self._requirements.pop(uid, None)
 
-    def _record(self, new: Mapping[str, SlurmJob], inventory: NodeInventory, now: float) -> dict[str, JobRecord]:
+    def _record(
+        self, new: Mapping[str, SlurmJob], inventory: NodeInventory, now: float, seconds: float
+    ) -> dict[str, JobRecord]:
+        """Record new jobs in the order given, and return their records.
+
+        Args:
+            new: the jobs, by uid.
+            inventory: of the cluster's nodes.
+            now: unix seconds.
+            seconds: time after which no further pending job is recorded; one is in any case.
+        """
+        begun = self._timer()
+        revived = self._store.known_jobs(new.keys())  # they had ended, and somebody requeued them
+        added: dict[str, JobRecord] = {}
+        for uid, job in new.items():
+            if added and job.state is JobState.PENDING and self._timer() - begun >= seconds:
+                break
+            if uid not in revived:
+                added[uid] = _new_record(uid, job, inventory)
         with self._store.transaction():
-            records = {uid: self._record_one(uid, job, inventory, now) for uid, job in new.items()}
-        records.update(self._note_scripts({uid: job for uid, job in new.items() if records[uid].script is None}))
-        return records
+            for uid in revived:
+                self._store.revive_job(uid)
+            self._store.add_jobs(added.values())
+            again = dict.fromkeys(revived, "it had ended and is in the queue again")
+            self._store.job_events("revived", again, at=now)
+            arrived = {uid: f"recorded as Slurm job {new[uid].slurm_job_id}" for uid in added}
+            self._store.job_events("arrived", arrived, at=now)
+            errors = {uid: record.error for uid, record in added.items() if record.error is not None}
+            self._store.job_events("bad_tag", errors, at=now)
+        recorded = [uid for uid in new if uid in added or uid in revived]
+        live = self._store.live_records()
+        self._note_scripts({uid: new[uid] for uid in recorded if live[uid].script is None})
+        live = self._store.live_records()
+        return {uid: live[uid] for uid in recorded}
 
-    def _record_one(self, uid: str, job: SlurmJob, inventory: NodeInventory, now: float) -> JobRecord:
-        previous = self._store.job(uid)
-        if previous is not None:  # it had ended, and somebody requeued it
-            self._store.revive_job(uid)
-            self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
-        else:
-            needed, error = _requirements(job, inventory)
-            record = JobRecord(
-                uid=uid,
-                slurm_job_id=job.slurm_job_id,
-                name=job.name,
-                user=job.user,
-                account=job.account or None,
-                partition=job.partition,
-                submitted=job.submitted,
-                requirements=needed,
-                error=error,
-                total_steps=needed.get("total_steps"),
-                # After a requeue the begin time is Slurm's delay, not the user's wish.
-                not_before=job.eligible if job.restarts == 0 and job.eligible != OUT_OF_REACH else None,
-            )
-            self._store.add_job(record)
-            self._store.event("arrived", f"recorded as Slurm job {job.slurm_job_id}", uid=uid, at=now)
-            if error is not None:
-                self._store.event("bad_tag", error, uid=uid, at=now)
-        return self._store.require_job(uid)
-
-    def _note_scripts(self, new: Mapping[str, SlurmJob]) -> dict[str, JobRecord]:
-        """Record the hashes of new jobs' batch scripts, which identify recurring jobs; return the changed records."""
+    def _note_scripts(self, new: Mapping[str, SlurmJob]) -> None:
+        """Record the hashes of new jobs' batch scripts, which identify recurring jobs."""
         hashes: dict[int, str] = {}  # by job id: the tasks of an array have one script
         for number in sorted({job.array_job_id or job.job_id for job in new.values()})[:SCRIPTS]:
             try:
@@ -167,12 +188,12 @@ class JobIntake:
                     break  # the other scripts cannot be read either
             else:
                 hashes[number] = sha256(script.encode()).hexdigest()
-        found = {uid: hashes.get(job.array_job_id or job.job_id) for uid, job in new.items()}
+        if not hashes:
+            return
         with self._store.transaction():
-            for uid, script_hash in found.items():
-                if script_hash is not None:
+            for uid, job in new.items():
+                if (script_hash := hashes.get(job.array_job_id or job.job_id)) is not None:
                     self._store.update_job(uid, script=script_hash)
-        return {uid: self._store.require_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
     def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:  # noqa: C901  one case for each write
         """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.
@@ -258,6 +279,24 @@ class JobIntake:
             needed = _REQUIREMENTS.validate_python(record.requirements)
             self._requirements[record.uid] = (record.requirements, needed)
         return needed
+
+
+def _new_record(uid: str, job: SlurmJob, inventory: NodeInventory) -> JobRecord:
+    needed, error = _requirements(job, inventory)
+    return JobRecord(
+        uid=uid,
+        slurm_job_id=job.slurm_job_id,
+        name=job.name,
+        user=job.user,
+        account=job.account or None,
+        partition=job.partition,
+        submitted=job.submitted,
+        requirements=needed,
+        error=error,
+        total_steps=needed.get("total_steps"),
+        # After a requeue the begin time is Slurm's delay, not the user's wish.
+        not_before=job.eligible if job.restarts == 0 and job.eligible != OUT_OF_REACH else None,
+    )
 
 
 def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str, Any], str | None]:

@@ -16,7 +16,7 @@ import structlog
 
 from metasched.core.model import Status
 from metasched.core.reasons import Code, Reason, to_text
-from metasched.core.reuse import reuses_results
+from metasched.core.reuse import Latest, reuses_results
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.launch_failures import (
     began_unseen,
@@ -135,6 +135,7 @@ class RunTracking:
         # of the last poll: the jobs given, the live ones among them, and those of these that only wait
         self._tracked_from: Mapping[str, RecordedJob] | None = None
         self._live: Mapping[str, TrackedJob] = {}
+        self._others = Latest[Mapping[str, RecordedJob]](reuses=self._reuses)  # the jobs that do more than wait
         self._waiting: dict[str, tuple[RecordedJob, TrackedJob]] = {}
 
     def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
@@ -152,7 +153,7 @@ class RunTracking:
         live: dict[str, TrackedJob] = {}
         over: dict[str, RecordedJob] = {}
         waiting = self._waiting if jobs is self._tracked_from else self._unchanged(jobs)
-        others = jobs if not waiting else {uid: jobs[uid] for uid in jobs.keys() - waiting.keys()}
+        others = self._others.of(lambda: {uid: jobs[uid] for uid in jobs.keys() - waiting.keys()}, jobs, waiting)
         turns = self._reports.in_turn(job.record for job in others.values())
         runs = (record for record in turns if record.current is not None and record.current.started is not None)
         read = {

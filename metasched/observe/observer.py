@@ -27,6 +27,8 @@ SHARDS_REMEMBERED = (23, 2)
 SETTINGS_SECONDS = 60.0
 """Time between reads of Slurm's settings, for PrivateData alone."""
 
+_NONE: frozenset[int] = frozenset()
+
 log = structlog.get_logger()
 
 
@@ -46,6 +48,8 @@ class Observation:
         records: the store's live jobs before intake, by uid.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
         hides_jobs: whether Slurm shows users their own jobs alone (PrivateData).
+        shared_records: Slurm's ids of records that several array tasks share: tasks that are not split off yet. A write
+            by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
     """
 
     now: float
@@ -59,6 +63,7 @@ class Observation:
     records: Mapping[str, JobRecord]
     leaked: Mapping[str, int] = field(default_factory=dict)
     hides_jobs: bool = False
+    shared_records: frozenset[int] = frozenset()
 
     @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
@@ -66,15 +71,6 @@ class Observation:
         if self.ours.keys() <= self.records.keys():
             return {}
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
-
-    @cached_property
-    def shared_records(self) -> frozenset[int]:
-        """Slurm's ids of records that several array tasks share: tasks that are not split off yet.
-
-        A write by a task's own id would split the task off: Slurm would list it as a record of its own from then on.
-        """
-        tasks = Counter(job.job_id for job in self.listed)
-        return frozenset(job_id for job_id, count in tasks.items() if count > 1)
 
     @property
     def missing(self) -> Sequence[JobRecord]:
@@ -97,12 +93,13 @@ class Observer:
         self._store = store
         self._forgets_shards = settings.version < SHARDS_REMEMBERED
         self._enforces_limits = enforces_limits(settings.values)
-        self._leaked_gpus = LeakedGpus()
         self._hides_jobs = settings.hides_jobs
         self._settings_read: float | None = None  # unix seconds
         self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
         self._reuses = reuses = reuses_results()
+        self._leaked_gpus = LeakedGpus(reuses=reuses)
+        self._shared_records = Latest[frozenset[int]](reuses=reuses)
         self._listed = Interned[SlurmJob](lambda job: job.slurm_job_id, reuses=reuses)
         self._nodes = Interned[SlurmNode](lambda node: node.name, reuses=reuses)
         self._unreserved = Latest[Reservations](reuses=reuses)
@@ -142,6 +139,7 @@ class Observer:
             records=records,
             leaked=self._leaked_gpus.update(nodes, listed, now),
             hides_jobs=self._read_privacy(now),
+            shared_records=self._shared_records.of(lambda: _shared_records(listed), listed),
         )
 
     def _read_privacy(self, now: float) -> bool:
@@ -198,6 +196,14 @@ class Observer:
             log.warning("associations_not_read", error=str(error))
 
 
+def _shared_records(listed: Sequence[SlurmJob]) -> frozenset[int]:
+    """Return Slurm's ids of the records that several array tasks share."""
+    tasks = Counter([job.job_id for job in listed])
+    return frozenset(job_id for job_id, count in tasks.items() if count > 1) if len(tasks) < len(listed) else _NONE
+
+
 def _owners(jobs: Mapping[str, SlurmJob]) -> frozenset[Owner]:
     """Return the owners of the jobs that have not ended."""
-    return frozenset(owner_of(job) for job in jobs.values() if job.state not in ENDED)
+    ended = ENDED
+    one_each = {(job.account, job.user, job.partition, job.qos): job for job in jobs.values() if job.state not in ended}
+    return frozenset(map(owner_of, one_each.values()))

@@ -121,6 +121,11 @@ class SlurmQuotas:
             return job.evolve(blocked=job.blocked or too_small)
         return job.evolve(max_gpus=most, gpus=min(job.gpus, most))
 
+    @property
+    def limits_jobs(self) -> bool:
+        """Whether ``limits`` can name any."""
+        return self.associations is not None and self.limited
+
     def limits(self, ours: Iterable[tuple[Job, SlurmJob]], others: Iterable[SlurmJob]) -> tuple[Quota, ...]:
         """Return what the limits leave to metasched's jobs, for limits that could keep one of them from its GPUs.
 
@@ -128,7 +133,7 @@ class SlurmQuotas:
             ours: metasched's live jobs.
             others: the other jobs that Slurm lists, which count as well.
         """
-        if self.associations is None or not self.limited:
+        if not self.limits_jobs:
             return ()
         used: Counter[_Count] = Counter()
         members: dict[tuple[_Count, int], list[Job]] = {}

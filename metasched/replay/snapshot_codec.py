@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -92,15 +93,32 @@ def decode(data: bytes) -> Snapshot:
 
 def _changed_fields(record: Any) -> dict[str, Any]:
     """The fields of a record whose values are not the default."""
-    found = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if field.default is not dataclasses.MISSING and value == field.default:
-            continue
-        if field.default_factory is not dataclasses.MISSING and not value:
-            continue
-        found[field.name] = value
-    return found
+    kind: Any = type(record)
+    return {
+        name: value
+        for name, default in _defaults(kind)
+        if (value := getattr(record, name)) is not default and (value if default is _EMPTY else value != default)
+    }
+
+
+_REQUIRED = object()  # equal to no value
+_EMPTY = object()  # stands for the default of a mapping
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, object], ...]:
+    """The fields of a kind of records, each with its default."""
+    return tuple(
+        (
+            field.name,
+            _EMPTY
+            if field.default_factory is not dataclasses.MISSING
+            else _REQUIRED
+            if field.default is dataclasses.MISSING
+            else field.default,
+        )
+        for field in dataclasses.fields(kind)
+    )
 
 
 def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:

@@ -71,6 +71,7 @@ class CommandLineClient:
         self._lock = threading.Lock()  # one command on the pipe at a time
         self._jobs: tuple[SlurmJob, ...] = ()
         self._jobs_parser = json_parser.JobsParser()
+        self._text = ""  # of the list of jobs in the poll before
         self._lines: Mapping[str, str] | None = None  # of the poll that self._jobs is from, by job id; None: read all
         self._written: set[str] = set()  # ids of the jobs that were written since
         self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as is known
@@ -138,16 +139,20 @@ class CommandLineClient:
         """
         with self._lock:
             # The text is read first: a change between the two reads shows at the next poll.
-            lines = _lines(self._run([*_SQUEUE, "-h", "-o", _FINGERPRINT]))
+            text = self._run([*_SQUEUE, "-h", "-o", _FINGERPRINT])
+            read_all = self._lines is None or time.monotonic() - self._full_read >= _FULL_READ_SECONDS
+            if text == self._text and not self._written and not read_all:
+                return self._jobs
+            lines = _lines(text)
             known, written, self._written = self._lines, self._written, set()
             self._lines = None  # until the jobs are read: an error leaves what has changed unknown
-            if known is None or time.monotonic() - self._full_read >= _FULL_READ_SECONDS:
+            if known is None or read_all:
                 self._read_all()
             elif changed := {job_id for job_id, line in lines.items() if known.get(job_id) != line} | written:
                 self._read_changed(changed, gone=known.keys() - lines.keys())
             elif gone := known.keys() - lines.keys():
                 self._read_changed(set(), gone=gone)
-            self._lines = lines
+            self._lines, self._text = lines, text
             return self._jobs
 
     def _read_all(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from metasched.core.reuse import Latest
 from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
 LEAK_SECONDS = 20.0
@@ -29,24 +30,40 @@ def excess_allocations(nodes: Sequence[SlurmNode], listed: Sequence[SlurmJob]) -
         nodes: every node that Slurm lists.
         listed: every job that Slurm lists.
     """
+    return _excess(nodes, *_held(listed))
+
+
+def _held(listed: Sequence[SlurmJob]) -> tuple[Mapping[str, int], frozenset[str]]:
+    """Return the GPUs that the listed jobs hold, by node, and the names of the nodes of completing jobs."""
     held: Counter[str] = Counter()
     unsettled: set[str] = set()
     for job in listed:
+        if not job.allocated:
+            continue
         if job.state in _HOLDING:
             held.update(job.allocated)
         elif job.state is JobState.COMPLETING:
             unsettled.update(job.allocated)
+    return held, frozenset(unsettled)
+
+
+def _excess(nodes: Sequence[SlurmNode], held: Mapping[str, int], unsettled: frozenset[str]) -> Mapping[str, int | None]:
     return {
-        node.name: None if node.name in unsettled else max(node.gpus_allocated - held[node.name], 0)
+        node.name: None if node.name in unsettled else max(node.gpus_allocated - held.get(node.name, 0), 0)
         for node in nodes
         if node.gpus_allocated is not None and not node.shards_per_gpu
     }
 
 
 class LeakedGpus:
-    """The GPUs that Slurm has counted as allocated without a job in every poll of the last ``LEAK_SECONDS``."""
+    """The GPUs that Slurm has counted as allocated without a job in every poll of the last ``LEAK_SECONDS``.
 
-    def __init__(self) -> None:
+    Args:
+        reuses: whether the GPUs that jobs hold are counted again only where another list of jobs is given.
+    """
+
+    def __init__(self, *, reuses: bool = True) -> None:
+        self._held = Latest[tuple[Mapping[str, int], frozenset[str]]](reuses=reuses)
         self._excess: dict[str, tuple[float, int]] = {}  # by node: since when, and the fewest GPUs since then
 
     def update(self, nodes: Sequence[SlurmNode], listed: Sequence[SlurmJob], now: float) -> Mapping[str, int]:
@@ -58,7 +75,7 @@ class LeakedGpus:
             now: unix seconds.
         """
         earlier, self._excess = self._excess, {}
-        for name, excess in excess_allocations(nodes, listed).items():
+        for name, excess in _excess(nodes, *self._held.of(lambda: _held(listed), listed)).items():
             since, fewest = earlier.get(name, (now, excess))
             if excess is None:
                 excess = fewest if name in earlier else None  # noqa: PLW2901  the node stays as it was

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Unpack
 
 from metasched.core.batching import BatchPlan
@@ -30,14 +30,17 @@ class JobRows(Fairness):
 
     def add_job(self, job: JobRecord) -> None:
         """Insert a job; its ``current`` is ignored, since runs begin with ``release`` or ``run_started``."""
-        values = {name: getattr(job, name) for name in JOB_COLUMNS}
-        values["requirements"] = as_json(job.requirements)
-        values["attained"] = as_json(job.attained)
-        values["last_placement"] = placement_json(job.last_placement)
-        values["batching"], values["noise"] = record_json(job.batching), record_json(job.noise)
-        values["end_reason"] = None if job.end_reason is None else to_text(job.end_reason)
+        self.add_jobs([job])
+
+    def add_jobs(self, jobs: Iterable[JobRecord]) -> None:
+        """Insert jobs, as ``add_job`` does."""
         with self.transaction():
-            self._write(_ADD_JOB, list(values.values()))
+            self._write_many(_ADD_JOB, map(_job_row, jobs))
+
+    def known_jobs(self, uids: Collection[str]) -> frozenset[str]:
+        """Those of the uids of which there is a job, live or ended."""
+        rows = self._rows("SELECT uid FROM jobs WHERE uid IN (SELECT value FROM json_each(?))", [as_json(list(uids))])
+        return frozenset([uid for (uid,) in rows])
 
     def import_job(self, job: JobRecord, runs: Collection[RunRecord]) -> bool:
         """Insert a finished job of Slurm's accounting, with its runs.
@@ -289,3 +292,14 @@ class JobRows(Fairness):
         sql = f"UPDATE runs SET {change} WHERE uid = :uid AND run = :run AND ended IS NULL AND {condition}"  # noqa: S608  ours
         with self.transaction():
             return self._write(sql, {"uid": uid, "run": run, "at": at}).rowcount > 0
+
+
+def _job_row(job: JobRecord) -> list[Any]:
+    """The job as a row of ``JOB_COLUMNS``."""
+    values = {name: getattr(job, name) for name in JOB_COLUMNS}
+    values["requirements"] = as_json(job.requirements)
+    values["attained"] = as_json(job.attained)
+    values["last_placement"] = placement_json(job.last_placement)
+    values["batching"], values["noise"] = record_json(job.batching), record_json(job.noise)
+    values["end_reason"] = None if job.end_reason is None else to_text(job.end_reason)
+    return list(values.values())

@@ -24,13 +24,13 @@ _NOTES = (
     ),
 )
 MOST_SINGLE_READS = 500
-"""Changed jobs beyond which all live jobs are read again."""
+"""Changed jobs beyond which all live jobs are read again, where fewer have not changed."""
 
 
 class LiveRecords(JobRows):
     """Reads of the live jobs that cost what has changed since the last one."""
 
-    _live: Mapping[str, JobRecord] | None = None
+    _live: dict[str, JobRecord] | None = None
     _data_version: int | None = None  # SQLite's number, which changes with every commit of another connection
 
     def live_records(self) -> Mapping[str, JobRecord]:
@@ -44,7 +44,7 @@ class LiveRecords(JobRows):
             self._note(*_NOTES)
         version = int(self._rows("PRAGMA main.data_version")[0][0])
         changed = [uid for (uid,) in self._rows("SELECT uid FROM temp.changed_jobs")]
-        if live is None or version != self._data_version or len(changed) > MOST_SINGLE_READS:
+        if live is None or version != self._data_version or len(changed) > max(MOST_SINGLE_READS, len(live)):
             self._live = {job.uid: job for job in self.live_jobs()}
         elif changed:
             self._live = self._updated(live, changed)
@@ -59,7 +59,7 @@ class LiveRecords(JobRows):
         for sql in statements if in_transaction else ("BEGIN", *statements, "COMMIT"):
             self._write(sql)
 
-    def _updated(self, live: Mapping[str, JobRecord], changed: list[str]) -> dict[str, JobRecord]:
+    def _updated(self, live: dict[str, JobRecord], changed: list[str]) -> dict[str, JobRecord]:
         """Return the live jobs after the rows of some jobs have changed."""
         rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.uid IN (SELECT uid FROM temp.changed_jobs)")  # noqa: S608  our own names
         found = {job.uid: job for job in map(job_of, rows) if job.finished is None}
@@ -67,6 +67,11 @@ class LiveRecords(JobRows):
         for uid in changed:
             if uid not in found:
                 updated.pop(uid, None)
-        if found.keys() <= live.keys():
+        new = found.keys() - live.keys()
+        if not new:
             return updated
+        newest = next(reversed(live.values()), None)
+        if newest is None or (newest.submitted, newest.uid) < min((found[uid].submitted, uid) for uid in new):
+            came = sorted(new, key=lambda uid: (found[uid].submitted, uid))  # most often: no earlier job moves
+            return {uid: job for uid, job in updated.items() if uid not in new} | {uid: found[uid] for uid in came}
         return {job.uid: job for job in sorted(updated.values(), key=lambda job: (job.submitted, job.uid))}

@@ -64,6 +64,12 @@ class Store(
         with self.transaction():
             self._write("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", [at, uid, kind, text])
 
+    def job_events(self, kind: str, texts: Mapping[str, str], *, at: float) -> None:
+        """Record an event of one kind of each of some jobs, its text by the job's uid, as ``event`` does."""
+        with self.transaction():
+            rows = [(at, uid, kind, text) for uid, text in texts.items()]
+            self._write_many("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", rows)
+
     def event_once(self, kind: str, text: str, uid: str, *, at: float) -> bool:
         """Record an event of a job unless the job has one of that kind, so that a user cannot flood the store.
 

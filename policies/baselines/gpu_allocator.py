@@ -148,6 +148,8 @@ class Allocator:
         for job in self.queue:
             if job.uid in self.pool.assigned or self._assign_present(job, heads):
                 continue
+            if not strict and job.gpus and job.placement is None and self.pool.exhausted:
+                continue  # no GPU is left, and none comes free before the end of the queue
             options = self.options(job)
             if any(self.pool.assign(job, one, nodes_of_type(heads, one.gpu_type)) for one in options) or not strict:
                 continue

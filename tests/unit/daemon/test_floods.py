@@ -1,5 +1,7 @@
 """What users can send in large numbers: array tasks, jobs and reports. Other users' jobs do not wait for it."""
 
+import itertools
+
 import pytest
 
 from metasched.cli.explain import JobNotFoundError, find
@@ -71,7 +73,7 @@ def test_a_poll_makes_few_writes_for_many_jobs_and_starts_some_meanwhile(site, s
 
 def test_a_slow_slurm_gets_writes_for_a_limited_time(monkeypatch):
     """The budget is in time as well, because Slurm may need a second for each write."""
-    now = iter(range(100))
+    now = itertools.count(step=write_budget.MOST_SECONDS / 2)
     budget = write_budget.WriteBudget(timer=lambda: next(now))
     assert [budget.admits() for _ in range(5)] == [True, True, True, False, False]
     assert budget.exhausted
@@ -117,6 +119,23 @@ def test_a_large_array_is_taken_in_by_parts_and_other_users_need_not_wait(site, 
     assert len(site.store.live_jobs()) == 201
     assert not site.status().deferred
     assert other
+
+
+def test_jobs_that_fit_free_gpus_are_taken_in_first(tmp_path):
+    """A poll whose time is over has recorded the jobs that a round could start, and later polls record the others."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))
+    site.config = site.config.model_copy(update={"intake": Intake(seconds=1.0)})
+    site.start()
+    site.controller._intake._timer = map(float, range(10**6)).__next__  # each look at the clock takes a second
+    large = [site.add("--nodes=2", "--gres=gpu:4") for _ in range(2)]
+    small = site.add("--gres=gpu:2")
+    site.controller.poll()
+    assert [job.slurm_job_id for job in site.store.live_jobs()] == [small]
+    assert {(one.jobs, one.reason_code) for one in site.status().deferred} == {(2, "intake_continues")}
+    assert site.store.targets()
+    site.run(5)
+    assert {job.slurm_job_id for job in site.store.live_jobs()} == {small, *large}
+    site.close()
 
 
 def test_a_user_has_at_most_as_many_live_jobs_as_the_limit_says(tmp_path):

@@ -189,6 +189,27 @@ def test_an_unchanged_poll_makes_no_job_and_writes_no_jobs(tmp_path, monkeypatch
     site.close()
 
 
+def test_a_run_that_grows_older_changes_no_other_job(tmp_path, monkeypatch):
+    """Of the jobs of the snapshot only those are other objects in the next poll whose service has grown."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), round_seconds=1e6)
+    runs = site.add("--gres=gpu:4", tag="preempt=no", seconds=None)
+    for _ in range(3):
+        site.add("--gres=gpu:4")
+    site.run(20)
+    states, observations, observer = [], [], site.controller._observer
+    build, observe = site.controller._state_builder.build, observer.observe
+    monkeypatch.setattr(site.controller._state_builder, "build", lambda *a: states.append(build(*a)) or states[-1])
+    monkeypatch.setattr(observer, "observe", lambda now: observations.append(observe(now)) or observations[-1])
+    monkeypatch.setattr("metasched.slurm.leaked_gpus._held", None)
+    monkeypatch.setattr("metasched.observe.observer._shared_records", None)
+    site.run(3)
+    first, last = (state.snapshot.jobs for state in (states[0], states[-1]))
+    changed = [after.slurm_job_id for before, after in zip(first, last, strict=True) if before is not after]
+    assert changed == [runs]
+    assert observations[0].shared_records is observations[-1].shared_records
+    site.close()
+
+
 def test_the_switch_makes_every_poll_from_scratch(tmp_path, monkeypatch):
     """With the switch, no description outlives its poll."""
     monkeypatch.setenv(FROM_SCRATCH, "1")
