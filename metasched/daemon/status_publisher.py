@@ -26,6 +26,7 @@ from metasched.core.reasons import Code, Reason, to_json
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
+from metasched.observe.known_good_size import known_good_size
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     DeferredStatus,
@@ -234,6 +235,8 @@ class StatusPublisher:
             batch=batch_status(job, record, *controller.batch_target(job.uid)),
             planned=_planned(job, controller),
             as_of=now,
+            failed_sizes=record.failed_sizes,
+            put_back_to=known_good_size(record) if record.put_back else None,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
         )
 

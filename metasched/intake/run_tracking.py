@@ -26,6 +26,7 @@ from metasched.intake.launch_failures import (
     seconds_to_next_launch,
 )
 from metasched.intake.report_reading import ReportReader
+from metasched.intake.size_failures import SizeFailures
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory, observed_placement
 from metasched.observe.observed_job import ENDED, NOT_STARTED, status_of
@@ -126,6 +127,7 @@ class RunTracking:
         self._writes = writes
         self._reports = reports
         self._forget = forget
+        self._size_failures = SizeFailures(store, mailbox, reports)
         self._missing_since: dict[str, float] = {}  # by uid
         self._recovered_since: dict[str, float] = {}  # by uid
         self._restarts: dict[str, int] = {}  # Slurm's restart counts in the last poll, by uid
@@ -279,6 +281,8 @@ class RunTracking:
             kind, cause = KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
         elif self._may_launch_again(record, slurm, retries):
             kind, cause = LAUNCH_FAILED, "before its batch script had started"
+        elif self._size_failures.has_failed(record, slurm, now):
+            kind, cause = "rescued", "on a number of GPUs that was new to it"
         else:
             return False
         if self._writes.is_put_off(slurm.slurm_job_id, "requeue_hold"):
@@ -391,7 +395,9 @@ class RunTracking:
         return False
 
     def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
-        if run.stop_requested is None:
+        if self._size_failures.record_end(record, run, at):
+            cause = EndCause.SIZE_FAILED
+        elif run.stop_requested is None:
             cause = EndCause.LOST
             self._store.event(
                 "lost", "its run ended without a stop request; the job is queued again", uid=record.uid, at=at

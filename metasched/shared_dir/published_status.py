@@ -119,6 +119,8 @@ class JobStatus:
     words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``. ``batch`` is
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
     app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
+    ``failed_sizes`` are the numbers of GPUs on which its script failed where it had trained on another, and which it no
+    longer gets; ``put_back_to`` is that other number until the script has trained on it again, else None.
 
     ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
     status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
@@ -166,6 +168,8 @@ class JobStatus:
     planned: PlannedStatus | None = None
     as_of: float | None = None
     gpu_seconds_each: float | None = None
+    failed_sizes: tuple[int, ...] = ()
+    put_back_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
