@@ -187,6 +187,18 @@ def _shares(shares: Sequence[tuple[str, int]]) -> str:
     return f"its share of time is {', '.join(f'{percent}% of {kind}' for kind, percent in shares)}"
 
 
+def _numbers(numbers: Sequence[int]) -> str:
+    """``1,2,4``; of many numbers in a row the first and the last, as in ``1-3,5-64``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    each = (f"{span[0]}-{span[-1]}" if len(span) > 2 else ",".join(map(str, span)) for span in spans)  # noqa: PLR2004
+    return ",".join(each)
+
+
 WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.TEXT: "{text}",
     Code.BAD_TAG: "it cannot be scheduled: {error}",
@@ -214,7 +226,11 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.QUOTA_CUT: lambda quota, gpus, gpus_left: f"of {counted(gpus, 'GPU')} the limit {quota} leaves it {gpus_left}",
     Code.QUOTA_ONE_TYPE: "limits leave it GPUs of type {gpu_type} alone",
     Code.SIZE_NOT_ALLOWED: lambda gpus, rounded, sizes: (
-        f"it cannot run on {counted(gpus, 'GPU')} (sizes={','.join(map(str, sizes))}), so {rounded} were granted"
+        f"it cannot run on {counted(gpus, 'GPU')} (sizes={_numbers(sizes)}), so {rounded} were granted"
+    ),
+    Code.SIZE_FAILED: lambda exit_code, gpus, known_good: (
+        f"its script failed with exit code {exit_code} in its first steps on {counted(gpus, 'GPU')}; put back to "
+        f"{counted(known_good, 'GPU')}, where it trained last, and never again on {gpus}"
     ),
     Code.WAITS_FOR_GPUS: _waits_for_gpus,
     Code.WAITS_FOR_CPUS: _waits_for_cpus,

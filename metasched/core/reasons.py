@@ -58,6 +58,7 @@ class Code(enum.StrEnum):
     QUOTA_ONE_TYPE = "quota_one_type", "Quotas leave the job one GPU type of those that it accepts."
 
     SIZE_NOT_ALLOWED = "size_not_allowed", "The job cannot run on the number of GPUs that the policy granted."
+    SIZE_FAILED = "size_failed", "The job's script failed on a number of GPUs that was new to it, and is put back."
 
     # Resources that are missing.
     WAITS_FOR_GPUS = "waits_for_gpus", "Fewer GPUs are free than the job needs."

@@ -37,14 +37,23 @@ from metasched.daemon.cluster_state import ClusterState
 from metasched.daemon.restart_watch import RestartWatch
 from metasched.intake.launch_failures import failed_launches
 from metasched.learning.profiling_sizes import world_sizes_to_profile
+from metasched.observe.known_good_size import known_good_size
 from metasched.observe.observed_job import NOT_STARTED
-from metasched.shared_dir.mailbox import Lease, LeasedBatch, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
+from metasched.shared_dir.mailbox import (
+    KnownGood,
+    Lease,
+    LeasedBatch,
+    Mailbox,
+    MailboxError,
+    ProfilingRuns,
+    RequeueMethod,
+)
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmRestartedError, SlurmUnavailableError
 from metasched.slurm.job_requirements import geometry
 from metasched.slurm.write_budget import WriteBudget
-from metasched.store import EndCause, Store
+from metasched.store import FIRST_STEPS, EndCause, Store
 
 SAME_NODE_SECONDS = 3.0
 """Time after the recorded end of a run from which that end certainly lies in an earlier second."""
@@ -400,6 +409,11 @@ class Actuator:
             log.warning("lease_not_read", job=job.slurm_job_id, error=str(error))
             return None
 
+    def _known_good(self, job: Job, placement: Placement) -> KnownGood | None:
+        """Return the number of GPUs to which the job may be put back from this placement; None for none."""
+        gpus = known_good_size(self._store.require_job(job.uid))
+        return None if gpus is None or gpus == placement.gpus else KnownGood(gpus, FIRST_STEPS)
+
     def _new_lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
         exit_code = self.config.slurm.exit_code
         return Lease(
@@ -413,5 +427,6 @@ class Actuator:
             nodes=dict(placement.node_gpus),
             requeue=RequeueMethod("slurm" if exit_code in self._settings.requeue_exit_hold else "wrapper", exit_code),
             signal=self.config.slurm.signal,
+            known_good=self._known_good(job, placement),
             launch_retries=max(self.config.schedule.launch_tries - 1 - failed_launches(self._store.runs(job.uid)), 0),
         )

@@ -152,6 +152,7 @@ class Controller:
         reuses = reuses_results()
         self._actionable = Latest[tuple[str, ...]](reuses=reuses)
         self._blocked_now = Latest[frozenset[str]](reuses=reuses)
+        self._disallowed_targets = Latest[frozenset[str]](reuses=reuses)
         self._batches_now = Latest[Mapping[str, BatchRegime]](reuses=reuses)
         self._changing = Latest[bool](reuses=reuses)
         self._leaked: Mapping[str, int] = {}  # GPUs that Slurm counts without a job, by node, in the last poll
@@ -458,12 +459,14 @@ class Controller:
         unblocked = {uid for uid in self._blocked - blocked if uid in state.jobs and not state.jobs[uid].job.active}
         if unblocked:  # the last round's reasons for these jobs no longer hold
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in unblocked}
+        dropped = self._drop_disallowed_targets(state)
         rebatched = self._note_batches(self._batches_now.of(lambda: _batches_of_scripts(jobs), state.version))
         wanted = (
             ((state.arrived or unblocked) and self.policy.wakes_on_arrival)
             or (state.completed and self.policy.wakes_on_completion)
             or (rebatched and self.policy.wakes_on_batch)
             or accepting != self._accepting
+            or dropped
             or not blocked_targets <= self._blocked_targets
             or (self.policy.wakes_on_result and self._background_solver.has_answer)
         )
@@ -476,6 +479,19 @@ class Controller:
                 "sharing", two_jobs_on_a_gpu=self._sharing_possible, why_not=why_no_sharing(self.config, state) or None
             )
         self._round_wanted = self._round_wanted or bool(wanted)
+
+    def _drop_disallowed_targets(self, state: ClusterState) -> bool:
+        """Drop targets of jobs that wait and can no longer run on that many GPUs; return whether there were any."""
+        dropped = self._disallowed_targets.of(
+            lambda: frozenset(
+                uid for uid, target in self._targets.items() if _is_disallowed(target, state.snapshot.job.get(uid))
+            ),
+            state.version,
+            self._targets,
+        )
+        if dropped:
+            self._targets = {uid: target for uid, target in self._targets.items() if uid not in dropped}
+        return bool(dropped)
 
     def _note_batches(self, found: Mapping[str, BatchRegime]) -> bool:
         """Note the batch sizes in force, and return whether a training script has changed one since the last poll."""
@@ -634,6 +650,11 @@ class Controller:
 def _number_and_instant(last: RoundRecord | None) -> tuple[int, float | None]:
     """Return the number of the last round, 0 without one, and when it was decided, unix seconds."""
     return (0, None) if last is None else (last.round, last.at)
+
+
+def _is_disallowed(target: Placement, job: Job | None) -> bool:
+    """Whether a job that waits cannot run on the GPUs of its target: its script has failed on that many meanwhile."""
+    return job is not None and not job.active and bool(job.sizes) and target.gpus not in job.sizes
 
 
 def _batches_of_scripts(jobs: Iterable[Job]) -> dict[str, BatchRegime]:

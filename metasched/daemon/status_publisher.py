@@ -32,6 +32,7 @@ from metasched.daemon.fairness_status import alone_and_left, most_gpus_of_a_node
 from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.daemon.node_status import node_statuses
 from metasched.daemon.private_status import PrivateStatus
+from metasched.observe.known_good_size import known_good_size
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     AppStatus,
@@ -362,6 +363,8 @@ class StatusPublisher:
             planned=_planned(job, controller),
             forecast=job_forecast(job.uid, controller.side_work),
             as_of=now,
+            failed_sizes=record.failed_sizes,
+            put_back_to=known_good_size(record) if record.put_back else None,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
             **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers
         )

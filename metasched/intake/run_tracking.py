@@ -26,6 +26,7 @@ from metasched.intake.launch_failures import (
     seconds_to_next_launch,
 )
 from metasched.intake.report_reading import ReportReader
+from metasched.intake.size_failures import SizeFailures
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory, observed_placement
 from metasched.observe.observed_job import ENDED, NOT_STARTED, status_of
@@ -128,6 +129,7 @@ class RunTracking:
         self._writes = writes
         self._reports = reports
         self._forget = forget
+        self._size_failures = SizeFailures(store, mailbox, reports)
         self._missing_since: dict[str, float] = {}  # by uid
         self._recovered_since: dict[str, float] = {}  # by uid
         self._restarts: dict[str, int] = {}  # Slurm's restart counts in the last poll, by uid
@@ -272,7 +274,7 @@ class RunTracking:
         """
         if slurm.state not in (JobState.FAILED, JobState.TIMEOUT) or record.end_reason is not None:
             return False  # a job that was ended for good is never requeued
-        if (why := self._why_put_back(record, slurm, retries)) is None:
+        if (why := self._why_put_back(record, slurm, retries, now)) is None:
             return False
         kind, cause = why
         if self._writes.is_put_off(slurm.slurm_job_id, "requeue_hold"):
@@ -285,20 +287,28 @@ class RunTracking:
         self._record_unseen_start(record, slurm.started if slurm.started is not None else now)
         return True
 
-    def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> tuple[str, str] | None:
+    def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float) -> tuple[str, str] | None:
         """Why a job that failed is requeued: the kind of the event, and words; None where it is not."""
         stopped = record.current is not None and record.current.stop_requested is not None
         if not stopped and self._may_be_killed_by_stopped_run(record, slurm):
             # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
             return KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
-        if self._had_finished(record, slurm):
-            return None
-        if stopped:
+        if not self._had_finished(record, slurm):
+            return self._why_run_again(record, slurm, retries, now)
+        return None
+
+    def _why_run_again(
+        self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float
+    ) -> tuple[str, str] | None:
+        """Why a job that failed before its training was done is requeued."""
+        if record.current is not None and record.current.stop_requested is not None:
             return "rescued", "when asked to stop"  # a stop must not make the job fail
         if self._may_be_killed_by_old_run(record, slurm):
             return KILLED_BY_OLD_RUN, "when a host that was lost came back"
         if self._may_launch_again(record, slurm, retries):
             return LAUNCH_FAILED, "before its batch script had started"
+        if self._size_failures.has_failed(record, slurm, now):
+            return "rescued", "on a number of GPUs that was new to it"
         return None
 
     def _may_launch_again(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> bool:
@@ -401,7 +411,9 @@ class RunTracking:
         return False
 
     def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
-        if run.stop_requested is None:
+        if self._size_failures.record_end(record, run, at):
+            cause = EndCause.SIZE_FAILED
+        elif run.stop_requested is None:
             cause = EndCause.LOST
             self._store.event(
                 "lost", "its run ended without a stop request; the job is queued again", uid=record.uid, at=at

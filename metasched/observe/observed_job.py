@@ -8,6 +8,7 @@ from metasched.apps.membership import app_uid
 from metasched.core.batching import BatchControl, Batching
 from metasched.core.model import Hold, Job, Placement, Status
 from metasched.core.reasons import Code, Reason
+from metasched.observe.known_good_size import known_good_size
 from metasched.observe.node_inventory import NodeInventory, has_part_of_gpu, observed_placement
 from metasched.observe.reservations import Reservations
 from metasched.slurm.admin_comment import Stamp
@@ -154,6 +155,23 @@ def start_deferral(job: Job) -> Reason | None:
 
 
 def _sizes(record: JobRecord, needed: Requirements) -> tuple[int, ...]:
+    """The numbers of GPUs on which the job can run; empty for all from min_gpus to max_gpus.
+
+    Numbers on which its script failed are left out. After such a failure there is one number only, the known good one,
+    until the script has trained on it again.
+    """
+    allowed = _declared_sizes(record, needed)
+    if not record.failed_sizes:
+        return allowed
+    good, run = known_good_size(record), record.current
+    if record.put_back and good is not None and not (run is not None and run.has_trained):
+        return (good,)
+    step = needed.nodes or 1  # as many GPUs on each node
+    full = allowed or tuple(size for size in range(needed.min_gpus, needed.max_gpus + 1) if size % step == 0)
+    return tuple(size for size in full if size not in record.failed_sizes) or allowed
+
+
+def _declared_sizes(record: JobRecord, needed: Requirements) -> tuple[int, ...]:
     """The numbers of GPUs on which the job can run, by tag and script; empty for all from min_gpus to max_gpus.
 
     A script that leaves nothing of the tag's range is not believed.

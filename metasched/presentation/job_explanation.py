@@ -50,7 +50,13 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
     ]
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
-    lines += [*_app_lines(job, status), *_batch_lines(job), *_co_runner_lines(job), *_deadline_lines(job, now)]
+    lines += [
+        *_failed_size_lines(job),
+        *_app_lines(job, status),
+        *_batch_lines(job),
+        *_co_runner_lines(job),
+        *_deadline_lines(job, now),
+    ]
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: "
@@ -179,6 +185,19 @@ def _forecast_lines(job: JobStatus, status: Status, now: float) -> list[str]:
     if status.forecast is not None and status.forecast.assumptions:
         age = duration(max(now - found.at, 0.0))
         lines.append(f"The forecast is {age} old and assumes: {' '.join(status.forecast.assumptions)}")
+    return lines
+
+
+def _failed_size_lines(job: JobStatus) -> list[str]:
+    """Return a sentence on numbers of GPUs on which the job's script failed where it had trained on another."""
+    if not job.failed_sizes:
+        return []
+    *others, last = (str(size) for size in job.failed_sizes)
+    sizes = f"{', '.join(others)} and {last}" if others else last
+    unit = "GPU" if sizes == "1" else "GPUs"
+    lines = [f"Its script failed in its first steps on {sizes} {unit}, so it no longer gets that number."]
+    if job.put_back_to is not None:
+        lines.append(f"It is put back to {counted(job.put_back_to, 'GPU')}, where it trained last.")
     return lines
 
 

@@ -30,7 +30,7 @@ _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _REPORTS_MODE = 0o3777  # sticky: everybody may make a directory, nobody may rename or remove another user's
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
-_REPORT_FILE = re.compile(r"incarnation-[0-9]+\.jsonl|app\.jsonl")
+_REPORT_FILE = re.compile(r"incarnation-[0-9]+\.jsonl|app\.jsonl|failed-run\.json(\.[0-9]+)?")
 _REMOVED_AT_ONCE = 10_000
 _SLURM_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _FIXES = {
@@ -107,6 +107,13 @@ class ProfilingRuns(msgspec.Struct, frozen=True):
     steps: int = PROFILING_STEPS
 
 
+class KnownGood(msgspec.Struct, frozen=True):
+    """The number of GPUs to which the job is put back, where its script fails in the first steps of the run."""
+
+    gpus: int
+    first_steps: int
+
+
 class LeasedBatch(msgspec.Struct, frozen=True):
     """The batch plan of a run whose tag asks for a batch that adapts; its script must consent, too.
 
@@ -144,6 +151,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         trials: the profiling runs before the run; None for none.
         batch: the batch plan; None where the batch size is fixed.
         launch_retries: how many further runs the wrapper may ask for in which srun can start the trainer.
+        known_good: the number of GPUs on which the job trained last; None where that is not another number than the
+            run's.
     """
 
     format: Literal[1] = 1
@@ -162,6 +171,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     trials: ProfilingRuns | None = None
     batch: LeasedBatch | None = None
     launch_retries: int = 0
+    known_good: KnownGood | None = None
 
 
 _DECODER = msgspec.json.Decoder(Lease)

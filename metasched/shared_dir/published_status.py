@@ -39,8 +39,9 @@ ALL_FILE_NAME = "all.json"
 PRIVATE_FIELDS = frozenset(
     {"progress_steps", "total_steps", "steps_per_second", "loss", "step_gain", "batch"}
     | {"alone_seconds", "left_seconds", "rho"}
+    | {"failed_sizes", "put_back_to"}
 )
-"""Fields of ``JobStatus`` that are for the job's owner and for admins: its progress, speed and loss."""
+"""Fields of ``JobStatus`` that are for the job's owner and for admins: its progress, speed, loss and failures."""
 
 
 _Content = TypeVar("_Content")
@@ -186,6 +187,8 @@ class JobStatus:
     None for a job whose batch size neither tag nor script let change. ``app`` is the uid of the job's app, None for an
     app of one and for an ended job. ``planned`` is when the job is to run next, None where the policy does not plan it.
     ``forecast`` is None where the latest forecast does not have the job.
+    ``failed_sizes`` are the numbers of GPUs on which its script failed where it had trained on another, and which it no
+    longer gets; ``put_back_to`` is that other number until the script has trained on it again, else None.
 
     ``attained_service``, ``ran_seconds`` and ``waited_seconds`` of a live job are those of the instant at which the
     status was published. In the file they are those of ``as_of``, since which the job has gained ``gpu_seconds_each``
@@ -253,6 +256,8 @@ class JobStatus:
     contention_before: float | None = None
     rho: float | None = None
     forecast: JobForecastStatus | None = None
+    failed_sizes: tuple[int, ...] = ()
+    put_back_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

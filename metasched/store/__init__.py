@@ -9,6 +9,7 @@ from metasched.store.errors import (
     StoreError,
 )
 from metasched.store.records import (
+    FIRST_STEPS,
     IMPORTED,
     ActionRecord,
     DecisionRecord,
@@ -28,6 +29,7 @@ from metasched.store.report_ingest import IngestResult, ingest
 from metasched.store.store import Store
 
 __all__ = [
+    "FIRST_STEPS",
     "IMPORTED",
     "ActionRecord",
     "BusyStoreError",

@@ -233,8 +233,24 @@ class JobRows(Fairness):
         )
         return self._change_run(change, "suspended_at IS NOT NULL", uid, run, at)
 
+    def size_failed(self, uid: str, run: int, exit_code: int) -> bool:
+        """Record, before the job is put back, that a run's script failed on a number of GPUs that was new to it.
+
+        Returns:
+            Whether the failure was not recorded before.
+        """
+        sql = (
+            "UPDATE runs SET size_exit_code = ? WHERE uid = ? AND run = ? AND ended IS NULL AND size_exit_code IS NULL"
+        )
+        with self.transaction():
+            return self._write(sql, [exit_code, uid, run]).rowcount > 0
+
     def run_ended(self, uid: str, run: int, at: float, cause: EndCause) -> bool:
-        """Record the end of a run and add its service to the job, exactly once; returns whether the run was open."""
+        """Record the end of a run and add its service to the job, exactly once; returns whether the run was open.
+
+        A run that trained makes its number of GPUs the job's known good one; a run that ends as ``SIZE_FAILED`` adds
+        its own to those that failed.
+        """
         with self.transaction():
             job = self.job(uid)
             if job is None or job.current is None or job.run != run:
@@ -253,7 +269,21 @@ class JobRows(Fairness):
                     uid,
                 ],
             )
+            self._tell_size(job, record, cause)
         return True
+
+    def _tell_size(self, job: JobRecord, run: RunRecord, cause: EndCause) -> None:
+        """Note on the job whether its script trained, or failed, on the number of GPUs of a run that has ended."""
+        if run.placement is None:
+            return
+        gpus = run.placement.gpus
+        if run.has_trained and (job.known_good_gpus != gpus or job.put_back):
+            self._write("UPDATE jobs SET known_good_gpus = ?, put_back = 0 WHERE uid = ?", [gpus, job.uid])
+        elif cause is EndCause.SIZE_FAILED:
+            failed = dict.fromkeys((*job.failed_sizes, gpus))
+            self._write(
+                "UPDATE jobs SET failed_sizes = ?, put_back = 1 WHERE uid = ?", [as_json(list(failed)), job.uid]
+            )
 
     def clock_set_back(self, now: float) -> None:
         """Lower instants in the future to ``now``, after the clock was set back.
@@ -302,4 +332,5 @@ def _job_row(job: JobRecord) -> list[Any]:
     values["last_placement"] = placement_json(job.last_placement)
     values["batching"], values["noise"] = record_json(job.batching), record_json(job.noise)
     values["end_reason"] = None if job.end_reason is None else to_text(job.end_reason)
+    values["failed_sizes"] = as_json(job.failed_sizes)
     return list(values.values())

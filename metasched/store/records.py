@@ -26,7 +26,11 @@ class EndCause(enum.StrEnum):
     FAILED = "failed"  # it ended for good without being done (failed, cancelled, out of time)
     LOST = "lost"  # it ended without a stop request and the job lives on (a node lost, requeued by its owner)
     WITHDRAWN = "withdrawn"  # it was released and held again before it started
+    SIZE_FAILED = "size_failed"  # its script failed on a number of GPUs that was new to it; the job was put back
 
+
+FIRST_STEPS = 5
+"""Optimizer steps from which a run counts as trained on its number of GPUs."""
 
 OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE})
 """Causes that count as a preemption."""
@@ -78,6 +82,9 @@ class RunRecord:
         stall_seconds: total seconds for which training stood still for checkpoints; None where not measured.
         peak_bytes: largest memory that rank 0 used, in bytes; None where not reported.
         stopped_for: uids of the jobs that got GPUs which the run was asked to give back, the most important first.
+        steps: optimizer steps that its trainers reported; None before the first.
+        size_exit_code: exit code with which its script failed on a number of GPUs that was new to it; None where it did
+            not.
     """
 
     uid: str
@@ -108,6 +115,13 @@ class RunRecord:
     stall_seconds: float | None = None
     peak_bytes: int | None = None
     stopped_for: tuple[str, ...] = ()
+    steps: int | None = None
+    size_exit_code: int | None = None
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether its trainers reported at least ``FIRST_STEPS`` steps."""
+        return self.steps is not None and self.steps >= FIRST_STEPS
 
     def seconds_at(self, now: float) -> float:
         """Seconds that the run lasted until its end, or until ``now`` while open, without suspensions."""
@@ -154,6 +168,9 @@ class JobRecord:
         noise: its gradient noise, as reported last; None where that is not known.
         most_gpus: most GPUs that a run had.
         end_reason: why the daemon ended it for good; None for a job that it did not end. It is never requeued.
+        known_good_gpus: number of GPUs of the latest closed run that trained; None before the first.
+        failed_sizes: numbers of GPUs on which its script failed and the job was put back, in the order of the failures.
+        put_back: whether the script has failed on such a number since the latest closed run that trained.
         current: the open run (released or running), if there is one.
     """
 
@@ -185,6 +202,9 @@ class JobRecord:
     noise: GradientNoise | None = None
     most_gpus: int = 0
     end_reason: Reason | None = None
+    known_good_gpus: int | None = None
+    failed_sizes: tuple[int, ...] = ()
+    put_back: bool = False
     current: RunRecord | None = None
 
     def attained_at(self, now: float) -> dict[str, float]:

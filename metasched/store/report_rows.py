@@ -154,6 +154,7 @@ class ReportRows(Connection):
             "first_step_at = coalesce(first_step_at, ?)": first.at - first.seconds,
             "steps_per_second = ?": last.steps / last.seconds,
             "peak_bytes = max(coalesce(peak_bytes, 0), ?)": max(_known(r.peak_bytes for r in reports), default=None),
+            **_addition("steps", [report.steps for report in reports]),
             **_addition("step_seconds", [report.seconds for report in reports]),
             **_addition("data_seconds", [report.data_seconds for report in reports]),
             **_addition("sync_seconds", [report.sync_seconds for report in reports]),
@@ -221,9 +222,9 @@ def _known(values: Iterable[_Value | None]) -> list[_Value]:
     return [value for value in values if value is not None]
 
 
-def _addition(column: str, seconds: Iterable[float | None]) -> dict[str, float]:
-    """Return the change that adds the known durations to a total of the run; no change where none is known."""
-    known = _known(seconds)
+def _addition(column: str, amounts: Iterable[float | None]) -> dict[str, float]:
+    """Return the change that adds the known amounts to a total of the run; no change where none is known."""
+    known = _known(amounts)
     return {f"{column} = coalesce({column}, 0) + ?": sum(known)} if known else {}
 
 

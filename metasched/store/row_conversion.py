@@ -25,8 +25,9 @@ JOBS_WITH_RUNS = (
 )
 
 _RUN_PART = len(JOB_COLUMNS)
-_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE, _END_REASON = map(
-    JOB_COLUMNS.index, ("requirements", "attained", "last_placement", "batching", "noise", "end_reason")
+_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE, _END_REASON, _FAILED_SIZES, _PUT_BACK = map(
+    JOB_COLUMNS.index,
+    ("requirements", "attained", "last_placement", "batching", "noise", "end_reason", "failed_sizes", "put_back"),
 )
 
 
@@ -110,5 +111,7 @@ def job_of(row: tuple[Any, ...]) -> JobRecord:
     values[_BATCHING] = batching_of(values[_BATCHING])
     values[_NOISE] = noise_of(values[_NOISE])
     values[_END_REASON] = None if values[_END_REASON] is None else from_text(values[_END_REASON])
+    values[_FAILED_SIZES] = () if values[_FAILED_SIZES] == "[]" else tuple(json.loads(values[_FAILED_SIZES]))
+    values[_PUT_BACK] = bool(values[_PUT_BACK])
     values.append(None if row[_RUN_PART] is None else run_of(row[_RUN_PART:]))
     return JobRecord(*values)

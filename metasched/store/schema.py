@@ -242,6 +242,16 @@ def _planned_runs(db: Database) -> None:
     db.execute("CREATE TABLE planned_runs (uid TEXT PRIMARY KEY, begins REAL NOT NULL, seconds REAL NOT NULL)")
 
 
+@migrations(name="0013_failed_sizes")
+def _failed_sizes(db: Database) -> None:
+    """Columns for numbers of GPUs on which a job's script trained, and on which it failed."""
+    for column in ("known_good_gpus INTEGER", "failed_sizes TEXT NOT NULL DEFAULT '[]'"):
+        db.execute(f"ALTER TABLE jobs ADD COLUMN {column}")
+    db.execute("ALTER TABLE jobs ADD COLUMN put_back INTEGER NOT NULL DEFAULT 0")
+    for column in ("steps INTEGER", "size_exit_code INTEGER"):
+        db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+
+
 @migrations(name="0016_time_use")
 def _time_use(db: Database) -> None:
     """Columns for what reports say of waits and memory, and indexes for windows of time."""

@@ -93,3 +93,53 @@ def test_a_worker_that_hangs_before_the_training_is_left_behind(run_code):
     assert codes == [0], outputs
     assert "training samples are not compared between ranks and restarts" in outputs[0]
     assert "whole" in outputs[0]
+
+
+EVALUATION = """
+import sys, time
+import torch
+import trainer_shim
+
+how, limit = sys.argv[1], float(sys.argv[2])
+ctx = trainer_shim.init("checkpoints", collective_timeout=60, data_timeout=limit)
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        while how == "stuck" and ctx.rank == ctx.size - 1 and index == 5:
+            time.sleep(0.1)
+        if how == "slow":
+            time.sleep(0.2)
+        return index
+
+model = torch.nn.Linear(1, 1)
+ctx.loader(torch.zeros(8, 1), global_batch=8)
+ctx.track(model=model)
+for epoch in ctx.epochs(1):
+    for batch in ctx.evaluate(torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=1)):
+        print("evaluated", *batch.tolist(), flush=True)
+        if how == "left":
+            break
+    ctx.finish()
+print("whole")
+"""
+
+
+def test_a_stuck_worker_of_an_evaluation_ends_its_rank_within_the_bound(run_code):
+    """The votes of the other ranks do not prolong the wait; the rank names worker and sample."""
+    codes, outputs = run_code(EVALUATION, "stuck", 2, size=2)
+    assert codes[1] == 75
+    assert codes[0] != 0
+    assert "rank 1 ends with exit code 75, its evaluation data do not come: stuck for" in outputs[1]
+    assert "is at sample 5\n" in outputs[1]
+    assert "the first to fail was rank 1, whose evaluation data do not come" in outputs[0].splitlines()[-1]
+
+
+def test_slow_data_of_an_evaluation_end_nothing(run_code):
+    """Each sample that a worker begins is progress."""
+    codes, outputs = run_code(EVALUATION, "slow", 1, size=1)
+    assert codes == [0], outputs
+    assert "evaluated 4 5 6 7" in outputs[0]
+    assert "whole" in outputs[0]

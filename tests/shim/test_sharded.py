@@ -236,3 +236,46 @@ def test_states_that_cannot_be_saved_sharded_are_refused(run_code):
     codes, (output,) = run_code(ALONE)
     assert codes == [0], output
     assert "reached" in output
+
+
+EXPORT = """
+import torch, trainer_shim
+ctx = trainer_shim.init("checkpoints")
+
+def make(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3))
+
+whole = make(0)
+if ctx.rank == 0:
+    torch.save(whole.state_dict(), "expected.pt")
+net = make(0)
+ctx.shard(net[0])
+ctx.shard(net)
+other = make(1)
+if ctx.rank == 0:
+    torch.save(other.state_dict(), "other.pt")
+ctx.track(net=net, other=other)
+ctx.export("export")
+if ctx.size == 2:
+    sharded = net.state_dict()["0.weight"]
+    assert isinstance(sharded, torch.distributed.tensor.DTensor)
+    assert sharded.to_local().numel() < sharded.numel()
+print("exported")
+"""
+
+
+def test_an_export_of_a_sharded_model_is_whole(run_code, tmp_path):
+    """Two ranks export FSDP2 shards; dcp/, NAME.pt and NAME.safetensors have the whole states, bit for bit."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    codes, outputs = run_code(EXPORT, size=2)
+    assert codes == [0, 0], outputs
+    export = tmp_path / "export"
+    dcp_to_torch_save(export / "dcp", tmp_path / "whole.pt")
+    of_dcp = torch.load(tmp_path / "whole.pt", weights_only=True)
+    for name, file in (("net", "expected.pt"), ("other", "other.pt")):
+        expected = torch.load(tmp_path / file, weights_only=True)
+        plain = torch.load(export / f"{name}.pt", weights_only=True)
+        for found in (of_dcp[name], plain, load_file(export / f"{name}.safetensors")):
+            torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0)
+    assert json.loads((export / "export.json").read_text())["modules"] == ["net", "other"]

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from metasched.store import FIRST_STEPS
 from tests import surviving
 from tests.saved import until_cluster_saved
 from tests.slurm.site import ROOT
 
 SAMPLES = 203
+TRIAL = ROOT / "tests" / "slurm" / "trial.py"
 
 
 def every_sample_once(epochs):
@@ -59,6 +61,30 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     ended = site.wait_status(slurm_job_id, "completed", 90)
     assert ended.world_sizes == (1, 4, 2)
     assert_every_sample_once(directory)
+
+
+def test_a_script_that_dies_at_a_new_size_is_put_back_once(small_site):
+    """Of 3 free GPUs it gets 2 (sizes=1,2,4); it fails on 4, continues on 2 with words, and gets no 4 again."""
+    site = small_site
+    site.start()
+    blocker = site.submit("exec sleep 1000", "--gres=gpu:1", tag="metasched preempt=no")
+    site.wait_status(blocker, "running")
+    fails_on_4 = "export SLURM_ARRAY_TASK_ID=0; test $SLURM_NTASKS != 4 && exec"
+    slurm_job_id = site.submit(
+        f"exec metasched-run sh -c '{fails_on_4} {sys.executable} {TRIAL} {{dir}} 12 9'",
+        "--gres=gpu:1",
+        tag="metasched min_gpus=1 max_gpus=4 sizes=1,2,4",
+    )
+    directory = site.base / f"job-{site.number}"
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) >= FIRST_STEPS, 60)
+    site.cluster.run("scancel", blocker)
+    site.wait(lambda: (job := site.job(slurm_job_id)).failed_sizes and job.status == "running", 60)
+    (directory / "gate-9").touch()
+    ended = site.wait_status(slurm_job_id, "completed", 60)
+    assert ended.world_sizes == (2, 4, 2)
+    output = (directory / "out.txt").read_text()
+    assert "the script failed on 4 GPUs with exit code 1 after 0 steps" in output
+    assert "the job is put back to 2 GPUs, and is not given 4 again" in output
 
 
 def test_a_job_without_the_wrapper_is_requeued(site):

@@ -1,4 +1,4 @@
-"""The bound on waits for training data: a worker that is stuck ends the trainer, one that is slow is named.
+"""The bound on waits for loader workers: one that is stuck ends the trainer, one that is slow is named.
 
 Votes do not end such a wait, so the watchdog, which each vote disarms, does not see the wait as a whole.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing.process
 import os
 import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
+from trainer_shim.data.worker_progress import NO_EPOCH, WorkerState
+
 if TYPE_CHECKING:
     from types import TracebackType
 
     from trainer_shim.data.prefetch import Prefetcher
-    from trainer_shim.data.worker_progress import WorkerProgress, WorkerState
+    from trainer_shim.data.worker_progress import WorkerProgress
 
 START_SECONDS = 60.0  # that a forked worker has to come up, unless the bound on waits is shorter
 _TICK = 1.0  # seconds between two looks at the workers, and the most that one look adds to the wait
@@ -55,6 +58,21 @@ class DataWait:
         self._seen: tuple[Any, ...] = ()
         self._warned = False
         self._replaced = False
+
+    def ready(self, prefetcher: Prefetcher[Any], seconds: float) -> bool:
+        """Return whether the next batch is there, waiting at most `seconds` for it; the whole wait is bounded."""
+        if prefetcher.ready(seconds):
+            self.finish()
+            return True
+        self.check(prefetcher)
+        return False
+
+    def close(self, prefetcher: Prefetcher[Any], seconds: float) -> None:
+        """Fetch no more batches, and wait until the thread no longer uses the iterator, looking every `seconds`."""
+        prefetcher.close(wait=False)
+        while not prefetcher.closed(seconds):
+            self.check(prefetcher)
+        self.finish()
 
     def finish(self) -> None:
         """Note that the batch has come."""
@@ -123,10 +141,12 @@ class DataWait:
             if state.pid and state.fetching:
                 _signal(state.pid, STACKS_SIGNAL)
         time.sleep(self._tick / 2)
-        for state in states:
-            if state.pid:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for the worker's death
-                _signal(state.pid, signal.SIGKILL)
+        workers = {state.pid for state in states if state.pid}
+        if len(workers) < len(states):
+            workers |= _unknown_workers(states)
+        for worker in workers:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for the worker's death
+            _signal(worker, signal.SIGKILL)
 
 
 STACKS_SIGNAL = signal.SIGUSR1  # to a worker: write the stacks of all threads to stderr
@@ -138,7 +158,18 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _signs(states: list[WorkerState]) -> tuple[Any, ...]:
-    return tuple((state.pid, state.begun, state.bytes_read()) for state in states)
+    """Return numbers that change as the workers make progress; a spawned worker first reads the modules it imports."""
+    known = tuple((state.pid, state.begun, state.bytes_read()) for state in states)
+    if all(state.pid for state in states):
+        return known
+    return *known, sum(WorkerState(pid).bytes_read() for pid in _unknown_workers(states))
+
+
+def _unknown_workers(states: list[WorkerState]) -> set[int]:
+    """Return this process's daemonic children, which end with it, but for the workers that have come up."""
+    # multiprocessing.active_children() would take the exit codes of dead workers, which torch asks for
+    children = list(multiprocessing.process._children)  # type: ignore[attr-defined]  # noqa: SLF001
+    return {child.pid for child in children if child.daemon and child.pid} - {state.pid for state in states}
 
 
 def describe(states: list[WorkerState]) -> str:
@@ -146,11 +177,16 @@ def describe(states: list[WorkerState]) -> str:
     named = [
         f"worker {number} has not come up"
         if not state.pid
-        else f"worker {number} (process {state.pid}) is at sample {state.sample} of epoch {state.epoch}"
+        else f"worker {number} (process {state.pid}) is at sample {_place(state)}"
         for number, state in enumerate(states)
         if state.fetching or not state.pid
     ]
     return "; ".join(named) or "its loader workers have delivered what was asked for, or wait for the collate_fn"
+
+
+def _place(state: WorkerState) -> str:
+    """Return the sample of a worker in words."""
+    return str(state.sample) if state.epoch == NO_EPOCH else f"{state.sample} of epoch {state.epoch}"
 
 
 def announce_dead_workers(progress: WorkerProgress, rank: int) -> None:
@@ -162,8 +198,8 @@ def announce_dead_workers(progress: WorkerProgress, rank: int) -> None:
             for number, state in enumerate(progress.states()):
                 if state.pid and not _is_alive(state.pid):
                     log.error(
-                        "rank %d: loader worker %d (process %d) has died at sample %d of epoch %d",
-                        rank, number, state.pid, state.sample, state.epoch,
+                        "rank %d: loader worker %d (process %d) has died at sample %s",
+                        rank, number, state.pid, _place(state),
                     )  # fmt: skip
         usual(kind, error, traceback)
 

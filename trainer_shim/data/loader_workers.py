@@ -15,11 +15,10 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, get_worker_info
 
 from trainer_shim.data.data_wait import STACKS_SIGNAL
-from trainer_shim.data.prefetch import Prefetcher
 from trainer_shim.data.worker_progress import WorkerProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 class DatasetWrapper:
@@ -68,18 +67,6 @@ class LoaderReads:
             worker.kill()
         self._loader._iterator = None  # noqa: SLF001  kept for persistent workers
         self.progress.reset()
-
-
-def prefetch_ignoring_signals(batches: Iterable[Any], signals: tuple[int, ...]) -> Prefetcher[Any]:
-    """Begin to iterate over `batches`; the workers of a DataLoader ignore the stop signals."""
-    if not (isinstance(batches, DataLoader) and batches.num_workers):
-        return Prefetcher(iter(batches), waits=False)
-    own = batches.worker_init_fn
-    batches.worker_init_fn = workers_ignoring_signals(signals, own)
-    try:
-        return Prefetcher(iter(batches), waits=True)
-    finally:
-        batches.worker_init_fn = own
 
 
 def workers_ignoring_signals(signals: tuple[int, ...], then: Callable[[int], None] | None) -> Callable[[int], None]:

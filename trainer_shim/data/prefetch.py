@@ -132,6 +132,12 @@ class Prefetcher(Generic[T]):
             if wait:
                 self._thread.join()
 
+    def closed(self, seconds: float) -> bool:
+        """Return, after `close`, whether the thread no longer uses the iterator; waits for that, at most `seconds`."""
+        if self._thread:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
     def _head(self) -> tuple[list[T], BaseException | None]:
         if not self._fetched:
             self._fetched.append(self._results.get() if self._thread else _fetch(self._items))

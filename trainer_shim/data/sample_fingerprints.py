@@ -22,12 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 from trainer_shim.data.loader_workers import DatasetWrapper, LoaderReads
 from trainer_shim.data.permutation import Permutation
 from trainer_shim.data.seeding import derive_seed, seed_generators
+from trainer_shim.data.worker_progress import WorkerProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SAMPLES = 8  # besides the first and the last one
 SECONDS = 5.0  # after which no further sample is read; a sample that takes longer is left out
+SPAWN_SECONDS = 60.0  # for a worker that is not forked: it imports torch and the script first
 # What rounding may change, as a part of the mean size of a sample's numbers.
 _TOLERANCES = {"mean": 0.01, "projection": 0.05}
 _DEPTH = 8  # levels of containers in a sample
@@ -73,8 +75,8 @@ class Fingerprints(NamedTuple):
 def fingerprint_samples(dataset: Any, size: int, seed: int, options: dict[str, Any]) -> Fingerprints:
     """Return the fingerprints of some samples; the generators of this process are left as they are.
 
-    Where loader workers are forked, the samples are read in one, because a data set that opens files at its first
-    sample must not do so in the process from which the workers are forked.
+    Where the loader has workers, the samples are read in one, started as they are: a data set that opens files at its
+    first sample must not do so in the process from which workers are forked, or for which they are pickled.
 
     Args:
         dataset: a map-style data set.
@@ -92,32 +94,34 @@ def fingerprint_samples(dataset: Any, size: int, seed: int, options: dict[str, A
         if not options.get("num_workers"):
             return _collect(indices, map(reader.__getitem__, indices))
         context = options.get("multiprocessing_context")
-        if torch.multiprocessing.get_start_method() != "fork" or context is not None:
-            return Fingerprints({}, "the loader's workers are not forked")
+        forks = WorkerProgress(0, context).forks
         loader: DataLoader[Any] = DataLoader(
             reader,
             batch_size=None,
             sampler=indices,
             num_workers=1,
             collate_fn=_unchanged,
-            timeout=SECONDS,
+            timeout=SECONDS if forks else SPAWN_SECONDS,
+            multiprocessing_context=context,
             worker_init_fn=options.get("worker_init_fn"),
         )
         reads = LoaderReads(loader, reader.progress)
         items = reads.start()
-        result = _collect(indices, items)
+        result = _collect(indices, items, starts_slowly=not forks)
         if result.why_none is not None:
             reads.end_workers()  # one that hangs in its fork ignores SIGTERM, and Python's exit would wait for it
         return result
 
 
-def _collect(indices: list[int], items: Iterator[Fingerprint | None]) -> Fingerprints:
+def _collect(indices: list[int], items: Iterator[Fingerprint | None], *, starts_slowly: bool = False) -> Fingerprints:
     found: dict[int, Fingerprint] = {}
     end = time.monotonic() + SECONDS
     try:
         for index, fingerprint in zip(indices, items):
             if fingerprint is None:
                 return Fingerprints({}, "they differ from one read to the next, also with seeded generators")
+            if starts_slowly and not found:
+                end = time.monotonic() + SECONDS
             found[index] = fingerprint
             if time.monotonic() > end:
                 break

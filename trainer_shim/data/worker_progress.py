@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 _FIELDS = 5
+NO_EPOCH = -1  # of a sample of an evaluation
 
 
 class WorkerState(NamedTuple):
@@ -21,7 +22,7 @@ class WorkerState(NamedTuple):
     Attributes:
         pid: the worker's process, 0 before the worker has come up.
         fetching: 1 while the worker fetches a sample, else 0.
-        epoch: the epoch of the sample.
+        epoch: the epoch of the sample, `NO_EPOCH` in an evaluation.
         sample: the index of the sample in a data set, the position in a stream.
         begun: the samples that the worker has begun to fetch.
     """

@@ -154,13 +154,14 @@ class Watchdog:
             f"after {waited:.0f} s in {self._location(wait.what)}. The ranks: {places}",
         )
 
-    def end_for_data(self, happened: str) -> NoReturn:
-        """End this process, because its training data do not come; the exit code is that of a hang.
+    def end_for_data(self, happened: str, data: str = "training data") -> NoReturn:
+        """End this process, because its batches do not come; the exit code is that of a hang.
 
         Args:
             happened: what the loader's workers do.
+            data: whose batches these are.
         """
-        self._exit(f"whose training data do not come: {happened}", f"its training data do not come: {happened}")
+        self._exit(f"whose {data} do not come: {happened}", f"its {data} do not come: {happened}")
 
     def _exit(self, announced: str | None, why: str) -> NoReturn:
         """End this process with the stacks of its threads.

@@ -22,8 +22,9 @@ from trainer_shim.checkpointing.formats.exports import export_modules
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
 from trainer_shim.data.data_wait import announce_dead_workers
+from trainer_shim.data.evaluation_workers import prefetch_evaluation
 from trainer_shim.data.loader_factory import check_draw_options, check_multiple_of, make_loader
-from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
+from trainer_shim.data.loader_workers import workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
 from trainer_shim.data.random_batches import DrawOrder, RandomSource
 from trainer_shim.data.seeding import derive_seed, seed_generators
@@ -92,9 +93,11 @@ class Context:
         checkpoints: ScriptCheckpoints,
         resumed: ScriptCheckpoint | None,
         data_wait: DataWait,
+        evaluation_wait: DataWait,
     ) -> None:
         self._session = session
         self._data_wait = data_wait
+        self._evaluation_wait = evaluation_wait
         self._group = group
         self._checkpointing = ScriptCheckpointing(session, checkpoints, resumed)
         self._progress = resumed.progress if resumed else Progress()
@@ -401,8 +404,7 @@ class Context:
                 raise UsageError("ctx.steps(...) is for the whole training: its end is saved, and nothing after it")
             return
         loader = self._loader
-        if self._consent is not None or self._rule is not None or self._progress.adaptive is not None:
-            raise UsageError("ctx.steps(...): the batch does not adapt; use ctx.epochs(...), or leave max_batch out")
+        self._check_steps_keep_batch()
         self._begin(steps=total)
         assert loader is not None  # noqa: S101  `_begin` has checked it
         self._session.drain_boundary_vote()
@@ -421,6 +423,28 @@ class Context:
         self._step_batches = None
         self._in_epoch = False
         self._end()
+
+    def _check_steps_keep_batch(self) -> None:
+        """Check that the batch of a training that counts steps stays as it is.
+
+        Raises:
+            UsageError: the batch is to adapt, or has adapted.
+        """
+        if self._progress.adaptive is not None:
+            asks, fix = "the checkpoint is of a training whose batch adapted", "use another checkpoint directory"
+        elif self._rule is not None:
+            asks, fix = "ctx.adapts(...) changes the batch", "leave ctx.adapts(...) out"
+        elif self._consent is not None:
+            asks, fix = (
+                "ctx.loader(max_batch=..., lr_scale=...) lets the batch adapt",
+                "leave max_batch and lr_scale out",
+            )
+        else:
+            return
+        raise UsageError(
+            f"ctx.steps(total): {asks}, and a step at a larger batch counts for more than one step, so that the total "
+            f"would say nothing about how long it trains; give the length in epochs, with ctx.epochs(...), or {fix}"
+        )
 
     def accumulate(self, loader: TrainLoader, *, passes: int = 1) -> Iterator[StepBatches]:
         """Iterate over the optimizer steps of an epoch; each is an iterable of this rank's micro-batches of the step.
@@ -451,7 +475,7 @@ class Context:
         The ranks proceed in lockstep and vote before every batch on whether to stop. They stop at once where a
         checkpoint has the present position: in a long evaluation after the loop over the training batches. Elsewhere a
         stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal makes
-        it urgent. A DataLoader's workers ignore the stop signals.
+        it urgent. A DataLoader's workers ignore the stop signals, and waits for them have the bound `data_timeout`.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -466,9 +490,12 @@ class Context:
             return vote.data_late, vote.evaluation_unfinished, vote.evaluation_left
 
         with self._evaluating():
-            source = prefetch_ignoring_signals(batches, self._stop_signals)
+            source = prefetch_evaluation(batches, self._stop_signals)
             yield from lockstep_batches(
-                source, vote_on_batch, lambda: self._session.start_vote(Vote(evaluation_left=1))
+                source,
+                vote_on_batch,
+                lambda: self._session.start_vote(Vote(evaluation_left=1)),
+                self._evaluation_wait,
             )
 
     def poll(self) -> None:
@@ -903,11 +930,7 @@ class Context:
         self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
         vote = Vote()
         while self._supply.late:
-            waits = not prefetcher.ready(POLL_INTERVAL)
-            if waits:
-                self._data_wait.check(prefetcher)
-            else:
-                self._data_wait.finish()
+            waits = not self._data_wait.ready(prefetcher, POLL_INTERVAL)
             samples = next_batch_samples(prefetcher) if is_stream and not waits else 0
             own = Vote(data_late=waits, batch_samples=samples, batch_samples_squared=samples * samples)
             vote = self._session.start_vote(own).result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,5 +79,12 @@ def start_context(
         checkpoint_every=checkpoint_every,
         measures_data=True,
     )
-    data_wait = DataWait(data_timeout, group.rank, group.watchdog.end_for_data)
-    return Context(session=session, group=group, checkpoints=checkpoints, resumed=resumed, data_wait=data_wait)
+    end_for_data = group.watchdog.end_for_data
+    return Context(
+        session=session,
+        group=group,
+        checkpoints=checkpoints,
+        resumed=resumed,
+        data_wait=DataWait(data_timeout, group.rank, end_for_data),
+        evaluation_wait=DataWait(data_timeout, group.rank, functools.partial(end_for_data, data="evaluation data")),
+    )

@@ -112,6 +112,7 @@ def test_a_lease_has_the_protocols_keys(mailbox, shared):
         "finish": None,
         "batch": None,
         "launch_retries": 0,
+        "known_good": None,
     }
     assert mailbox.read_lease(UID) == LEASE
     assert mailbox.read_lease("f" * 16) is None

@@ -366,6 +366,50 @@ def test_tasks_that_srun_cannot_launch_as_a_node_is_lost(slurm, number, expected
     assert slurm.run("train", FAKE_SRUN=f"sys.exit({128 + number})", FAKE_SCONTROL=term)[0] == expected
 
 
+KNOWN_GOOD = {"gpus": 4, "first_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("known_good", "steps", "code", "expected"),
+    [
+        (KNOWN_GOOD, None, 1, 85),
+        (KNOWN_GOOD, 4, 137, 85),
+        (KNOWN_GOOD, 5, 1, 1),
+        (KNOWN_GOOD, 4, 0, 0),
+        (KNOWN_GOOD, 4, 76, 76),
+        (None, None, 1, 1),
+    ],
+)
+def test_a_script_that_fails_at_a_new_size_is_put_back(slurm, known_good, steps, code, expected):
+    """The wrapper requeues a run that failed in its first steps, with words, and leaves a word for the daemon."""
+    slurm.write_lease(known_good=known_good)
+    reports = slurm.shared / "reports" / UID
+    reports.mkdir(parents=True)
+    lines = [{"kind": "start", "run": 2}, *([{"kind": "steps", "steps": 1}] * (steps or 0))]
+    (reports / "incarnation-1.jsonl").write_text('{"kind": "start", "run": 1}\n{"kind": "steps", "steps": 900}\n')
+    if steps is not None:
+        (reports / "incarnation-2.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"ki')
+    term = "os.kill(os.getppid(), signal.SIGTERM)"
+    found, errors = slurm.run("train", FAKE_SRUN=f"sys.exit({code})", FAKE_SCONTROL=term)
+    assert found == expected
+    if expected == 85:
+        assert json.loads((reports / "failed-run.json").read_text()) == {"v": 1, "run": 2, "exit_code": code}
+        assert errors == (
+            f"metasched-run: the script failed on 8 GPUs with exit code {code} after {steps or 0} steps, and trained "
+            "on 4 before: the job is put back to 4 GPUs, and is not given 8 again\n"
+        )
+    else:
+        assert not (reports / "failed-run.json").exists()
+
+
+def test_a_failure_of_which_no_word_can_be_left_fails_the_job(slurm):
+    """The daemon would give the same number of GPUs again."""
+    slurm.write_lease(known_good=KNOWN_GOOD)
+    code, errors = slurm.run("train", FAKE_SRUN="sys.exit(1)")
+    assert (code, slurm.calls("scontrol")) == (1, [])
+    assert "is not put back to 4 GPUs" in errors
+
+
 def test_requeue_by_exit_code(slurm):
     """Where scontrol can't be had but the exit code does as well, the job is not kept waiting for it."""
     slurm.write_lease()
