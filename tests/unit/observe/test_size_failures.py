@@ -4,12 +4,12 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from metasched.cli.job_explanation import explanation
 
 from metasched.core.model import Decision, Grant
 from metasched.core.reason_words import words
 from metasched.core.reasons import Reason, from_text
 from metasched.intake.size_failures import SIZE_FAILED
+from metasched.presentation.job_explanation import explanation
 from metasched.scheduling import engine
 from metasched.slurm.client import JobState
 from metasched.store import FIRST_STEPS, EndCause
