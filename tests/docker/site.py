@@ -7,10 +7,12 @@ import secrets
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
+import msgspec
+
+from metasched.shared_dir.published_status import JobsFile, Status
 from tests import surviving
 
 ROOT = Path(__file__).parents[2]
@@ -109,17 +111,11 @@ class Site:
     def status(self):
         """Return the published status with whole jobs, as root reads it; None if it cannot be read."""
         try:
-            summary, whole = (
-                json.loads(self.run("login", "cat", f"{SHARED}/{name}"), object_hook=lambda d: SimpleNamespace(**d))
-                for name in ("status.json", "private/all.json")
-            )
-        except (CommandFailedError, ValueError):
+            summary = msgspec.json.decode(self.run("login", "cat", f"{SHARED}/status.json"), type=Status)
+            whole = msgspec.json.decode(self.run("login", "cat", f"{SHARED}/private/all.json"), type=JobsFile)
+        except (CommandFailedError, msgspec.DecodeError):
             return None
-        summary.jobs = whole.jobs
-        ended = {job.uid: vars(job) for job in whole.finished}
-        for job in summary.finished:
-            vars(job).update(ended.get(job.uid, {}))
-        return summary
+        return replace(summary, jobs=whole.jobs, finished=whole.finished)
 
     def job(self, training):
         """Return the published status of a job, live or ended; None if it has none."""
@@ -128,11 +124,12 @@ class Site:
         return next((job for job in jobs if job.slurm_job_id == training.slurm_job_id), None)
 
     def wait(self, condition, seconds=180, why=""):
-        """Wait until a condition holds, and return its result."""
+        """Wait until a condition holds, and return its result; ``why`` is what to say else, or a function for it."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{why or 'it did not happen'} within {seconds} s\n{self.scene()}")
+                told = why() if callable(why) else why
+                raise AssertionError(f"{told or 'it did not happen'} within {seconds} s\n{self.scene()}")
             time.sleep(0.2)
         return result
 
@@ -141,7 +138,7 @@ class Site:
         return self.wait(
             lambda: (job := self.job(training)) is not None and job.status == status and job,
             seconds,
-            f"job {training.slurm_job_id} is not {status}: {self.job(training)}",
+            lambda: f"job {training.slurm_job_id} is not {status}: {self.job(training)}",
         )
 
     def wait_progress(self, training, steps=5, seconds=180):

@@ -63,7 +63,7 @@ def test_limits_on_gpus_are_enforced_and_explained(site, sacctmgr):
     waits = site.submit("alice", WAITS, "--gres=gpu:1")
     bob = site.submit("bob", WAITS, "--gres=gpu:3")
     site.wait_status(bob, "running")
-    assert sum(vars(site.wait_status(elastic, "running").nodes).values()) == 2
+    assert sum(site.wait_status(elastic, "running").nodes.values()) == 2
     limit = "QOS normal: MaxTRESPerUser gres/gpu=3 for alice"
     site.wait(lambda: limit in site.job(waits).reason, why=f"it does not wait on its limit: {site.job(waits)}")
     assert limit in site.sh("login", f"metasched explain {waits.slurm_job_id} --shared /home/metasched", "alice")

@@ -19,7 +19,7 @@ def start(site, *sbatch, tag="metasched", before=""):
 
 def where(site, training):
     """Return the host of a running job."""
-    return next(iter(vars(site.job(training).nodes)))
+    return next(iter(site.job(training).nodes))
 
 
 def finish(site, training, seconds=240):

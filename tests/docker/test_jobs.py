@@ -15,7 +15,7 @@ def test_jobs_of_two_users_are_preempted_resized_and_finish(site):
         tag="metasched min_gpus=1 max_gpus=2",
     )
     site.wait(lambda: 2 in site.generations(alice).values(), why="Alice's training is not on both hosts")
-    assert len(vars(site.job(alice).nodes)) == 2
+    assert len(site.job(alice).nodes) == 2
     site.wait(lambda: site.job(alice).attained_service > 12)
     bob = site.submit("bob", "sleep 8", "--gres=gpu:1")  # what has had less service comes first
     site.wait_status(bob, "running")
