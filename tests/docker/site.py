@@ -115,7 +115,7 @@ class Site:
             whole = msgspec.json.decode(self.run("login", "cat", f"{SHARED}/private/all.json"), type=JobsFile)
         except (CommandFailedError, msgspec.DecodeError):
             return None
-        return replace(summary, jobs=whole.jobs, finished=whole.finished)
+        return replace(summary, jobs=whole.jobs, finished=whole.finished, apps=whole.apps, deferred=whole.deferred)
 
     def job(self, training):
         """Return the published status of a job, live or ended; None if it has none."""
