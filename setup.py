@@ -1,4 +1,4 @@
-"""Metadata of the distribution: the trainer shim by itself; the scheduler with the extra ``daemon``."""
+"""Metadata of the distribution, whose base needs nothing: controllers get no torch, and trainers no scheduler."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
-# The shim lives in users' environments and asks for torch alone; the scheduler asks for more, and for a newer Python.
+# The shim lives in users' environments, whose own torch will do; the scheduler asks for no torch, and a newer Python.
+SHIM = ["torch>=2.4"]
 DAEMON = [
     "apscheduler>=3.11.3,<4",
     "click>=8.1",
@@ -68,12 +69,12 @@ setup(
             sorted(str(path.relative_to(HERE)) for path in (HERE / "slurm_scripts").iterdir() if path.is_file()),
         )
     ],
-    install_requires=["torch>=2.4"],
     extras_require={
         "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
         "examples": EXAMPLES,
         "integrations": INTEGRATIONS,
         "pyslurm": ["pyslurm"],
+        "shim": SHIM,
         "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],
         "test": TEST,
         "web": [f'{requirement}; python_version >= "3.11"' for requirement in WEB],

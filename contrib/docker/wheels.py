@@ -24,7 +24,7 @@ def needed(wheel: Path, *, torch: bool) -> list[str]:
     found = []
     for line in metadata.get_all("Requires-Dist", []):
         requirement, _, marker = line.partition(";")
-        if 'extra == "daemon"' in marker or (not marker and torch):
+        if 'extra == "daemon"' in marker or ('extra == "shim"' in marker and torch):
             found.append(requirement.strip())
     return found
 

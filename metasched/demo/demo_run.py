@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,9 +47,11 @@ def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_s
     """Run the demo in the empty directory ``base``, and call ``show`` with every new status.
 
     Raises:
-        MetaschedError: the demo could not run to its end; everything is cleaned up.
+        MetaschedError: the demo could not run to its end, and everything is cleaned up; or there is no torch.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise DemoError("the demo trains with PyTorch, which is not installed here: pip install 'metasched[shim]'")
     with _interruptible() as ignore, stage(base, keep=keep) as cluster:
         try:
             return _result(cluster, _run_jobs(cluster, show, seconds_per_step))

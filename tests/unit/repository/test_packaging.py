@@ -58,16 +58,43 @@ def test_the_commands_refuse_an_older_python(monkeypatch):
         importlib.reload(metasched)
 
 
-def test_the_base_install_asks_for_torch_alone(metadata):
-    """Without extras the distribution needs nothing but torch, on Python 3.9 and later."""
-    base = [need for need in metadata.get_all("Requires-Dist") if "extra ==" not in need]
-    assert [need.split(">")[0] for need in base] == ["torch"]
+def test_the_base_install_asks_for_nothing(metadata):
+    """Without extras the distribution needs Python 3.9 or later and no package: users' torch is theirs to choose."""
+    assert [need for need in metadata.get_all("Requires-Dist") if "extra ==" not in need] == []
     assert metadata["Requires-Python"] == ">=3.9"
+
+
+def test_torch_is_asked_for_by_the_shim_alone(metadata):
+    """Torch, and what brings it, is in the extras of trainers; daemon, page and messages install without it."""
+    heavy = ("torch", "accelerate", "pytorch-lightning", "transformers")
+    asking = {need.split("extra == ")[1] for need in metadata.get_all("Requires-Dist") if need.startswith(heavy)}
+    assert asking == {'"shim"', '"integrations"'}
+
+
+TORCHLESS = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(("torch", "trainer_shim")))  # importing either is an ImportError now
+import metasched, policies
+walked = [m.name for p in (metasched, policies) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+for name in walked:
+    if not name.endswith("__main__") and name != "metasched.demo.train":  # the demo's trainer
+        importlib.import_module(name)
+print(len(walked))
+"""
+
+
+def test_the_scheduler_runs_without_torch():
+    """Every module of metasched and of the policies can be imported where torch and the shim cannot."""
+    done = subprocess.run(
+        [sys.executable, "-c", TORCHLESS], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 200
 
 
 def test_the_extras_are_there(metadata):
     """The daemon, its optional Slurm client and the tests are extras; the daemon's ask for Python 3.11."""
-    extras = {"daemon", "examples", "integrations", "pyslurm", "simulator", "test", "web"}
+    extras = {"daemon", "examples", "integrations", "pyslurm", "shim", "simulator", "test", "web"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     daemon = [need for need in metadata.get_all("Requires-Dist") if 'extra == "daemon"' in need]
     assert daemon
