@@ -23,10 +23,12 @@ DAEMON = [
     "structlog>=24.1",
 ]
 WEB = ["jinja2>=3.1.6", "starlette>=0.47", "uvicorn>=0.34"]
+NOTIFY = ["apprise>=1.9", "jinja2>=3.1.6"]  # messages; apprise for mail and services besides webhooks and Slack
 SIMULATOR = ["matplotlib>=3.8"]  # for plots alone
 EXAMPLES = ["optuna>=4"]  # for contrib/examples/hpo.py
 INTEGRATIONS = ["accelerate>=1.0", "pytorch-lightning>=2.4", "transformers>=4.46"]
 TEST = [
+    "aiosmtpd",  # a mail server for the tests of messages
     "axe-core-python",  # what checks pages for accessibility, in a browser
     "httpx2",  # what starlette's test client stands on
     "hypothesis",
@@ -73,6 +75,7 @@ setup(
         "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
         "examples": EXAMPLES,
         "integrations": INTEGRATIONS,
+        "notify": [f'{requirement}; python_version >= "3.11"' for requirement in NOTIFY],
         "pyslurm": ["pyslurm"],
         "shim": SHIM,
         "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],

@@ -28,6 +28,7 @@ COMMANDS = (
     "check",
     "daemon",
     "web",
+    "notify",
     "policies",
     "replay",
     "simulate",

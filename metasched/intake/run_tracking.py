@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from metasched.core.model import Status
+from metasched.core.reason_words import counted
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.reuse import Latest, reuses_results
 from metasched.intake.job_intake import RecordedJob
@@ -422,8 +423,11 @@ class RunTracking:
             cause = EndCause.UNRESPONSIVE
         elif record.uid in self._store.targets():
             cause = EndCause.RESIZED
+            self._store.event(cause.value, "stopped, to continue on other resources", uid=record.uid, at=at)
         else:
             cause = EndCause.PREEMPTED
+            others = counted(len(run.stopped_for), "job") if run.stopped_for else "other jobs"
+            self._store.event(cause.value, f"stopped for {others}; queued again", uid=record.uid, at=at)
         self._store.run_ended(record.uid, run.run, at, cause)
 
     def _put_off_next_launch(self, uid: str, now: float, tries: int) -> None:

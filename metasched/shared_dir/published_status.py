@@ -502,6 +502,14 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def active_host(shared: Path) -> str | None:
+    """The host whose daemon published last; None where no status can be read."""
+    try:
+        return _read_summary(shared).host
+    except StatusError:
+        return None
+
+
 def note_store_problem(shared: Path, problem: str) -> None:
     """Publish the last status again, without a next round, and with what keeps the daemon from its database.
 

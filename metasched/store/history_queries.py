@@ -15,6 +15,7 @@ from metasched.store.records import (
     DecisionRecord,
     EventRecord,
     IterationRecord,
+    JobEventRecord,
     JobRecord,
     RoundRecord,
     RunRecord,
@@ -88,6 +89,22 @@ class HistoryQueries(Connection):
         condition, parameters = _latest(uid, limit)
         rows = self._rows(f"SELECT id, at, uid, kind, text FROM events {condition}", parameters)  # noqa: S608  constants
         return [EventRecord(*row) for row in rows]
+
+    def events_after(self, number: int, limit: int) -> list[JobEventRecord]:
+        """The events with higher numbers than one, the lowest first, each with its job."""
+        rows = self._rows(
+            "SELECT events.id, events.at, events.uid, events.kind, events.text, jobs.slurm_job_id, jobs.name, "
+            "jobs.user, jobs.account, jobs.end_state FROM events LEFT JOIN jobs USING (uid) "
+            "WHERE events.id > ? ORDER BY events.id LIMIT ?",
+            [number, limit],
+        )
+        return [JobEventRecord(EventRecord(*row[:5]), *row[5:]) for row in rows]
+
+    def latest_event(self, before: float | None = None) -> int:
+        """The number of the latest event, or of the latest before an instant; 0 for none."""
+        condition, parameters = ("", []) if before is None else ("WHERE at < ?", [before])
+        row = self._row(f"SELECT coalesce(max(id), 0) FROM events {condition}", parameters)  # noqa: S608  constants
+        return 0 if row is None else int(row[0])
 
     def recent_actions(self, limit: int = 100, uid: str | None = None) -> list[ActionRecord]:
         """The latest actions, of all jobs or of one."""

@@ -314,6 +314,18 @@ class EventRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEventRecord:
+    """An event with what identifies its job; all of that is None for an event of the cluster."""
+
+    event: EventRecord
+    slurm_job_id: str | None
+    name: str | None
+    user: str | None
+    account: str | None
+    end_state: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputRecord:
     """One ``steps`` report; ``at`` is the trainer's clock, the other fields as in the protocol."""
 

@@ -84,8 +84,11 @@ class Store(
     def renew_event(self, kind: str, text: str, uid: str, *, at: float) -> None:
         """Record an event of a job, which has one event of that kind: the latest, in place of an earlier one."""
         with self.transaction():
-            self._write("DELETE FROM events WHERE uid = ? AND kind = ?", [uid, kind])
             self.event(kind, text, uid, at=at)
+            # In this order: the number of the newest event is never given again to one that its readers do not know.
+            self._write(
+                "DELETE FROM events WHERE uid = ? AND kind = ? AND id < (SELECT max(id) FROM events)", [uid, kind]
+            )
 
     def set_speed(self, record: SpeedRecord) -> None:
         """Insert a speed, or replace the one of the same subject, batch, place and co-runner."""

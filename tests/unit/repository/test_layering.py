@@ -24,6 +24,7 @@ PACKAGES = {
     "store": {"core", "shared_dir"},
     "presentation": {"core", "shared_dir", "slurm", "store"},
     "metrics": set(),
+    "notify": {"core", "presentation", "store"},
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
     "forecast": {"core", "replay", "simulator", "store", "throughput"},
@@ -41,7 +42,7 @@ PACKAGES = {
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
-        *("presentation", "replay", "shared_dir", "simulator", "slurm", "store", "web"),
+        *("notify", "presentation", "replay", "shared_dir", "simulator", "slurm", "store", "web"),
     },
 }
 # The same for the folders of trainer_shim/, besides `errors`.
