@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import structlog
 
 from metasched.core.model import Status
-from metasched.core.reason_words import counted
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.reuse import Latest, reuses_results
 from metasched.intake.job_intake import RecordedJob
@@ -426,8 +425,7 @@ class RunTracking:
             self._store.event(cause.value, "stopped, to continue on other resources", uid=record.uid, at=at)
         else:
             cause = EndCause.PREEMPTED
-            others = counted(len(run.stopped_for), "job") if run.stopped_for else "other jobs"
-            self._store.event(cause.value, f"stopped for {others}; queued again", uid=record.uid, at=at)
+            self._store.event(cause.value, "stopped for other jobs; the job waits again", uid=record.uid, at=at)
         self._store.run_ended(record.uid, run.run, at, cause)
 
     def _put_off_next_launch(self, uid: str, now: float, tries: int) -> None:

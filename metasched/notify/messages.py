@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import structlog
 from msgspec import Struct
 
-from metasched.core.reason_words import words
-from metasched.core.reasons import from_text
 from metasched.notify.rules import Destination
 from metasched.notify.templates import (
     DEFAULT_SUBJECT,
@@ -20,7 +18,7 @@ from metasched.notify.templates import (
     render_subject,
     render_text,
 )
-from metasched.presentation.formatting import clean, clock
+from metasched.presentation.formatting import clean, clock, text_fields
 from metasched.store import JobEventRecord
 
 log = structlog.get_logger()
@@ -89,7 +87,7 @@ def _event_text(record: JobEventRecord) -> EventText:
         when=clock(event.at),
         at=event.at,
         kind=event.kind,
-        text=clean(words(from_text(event.text)), _TEXT_CHARACTERS),
+        text=clean(text_fields(event.text)["text"], _TEXT_CHARACTERS),
         job=clean(record.slurm_job_id or "", _NAME_CHARACTERS),
         name=clean(record.name or "", _NAME_CHARACTERS),
         user=clean(record.user or "", _NAME_CHARACTERS),

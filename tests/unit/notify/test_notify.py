@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from aiosmtpd.controller import Controller
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 import metasched
 from metasched.cli import main
@@ -258,18 +259,19 @@ def test_failures_are_tried_again_ever_later_and_further_events_join(store, cloc
     assert [body["count"] for body in receiver.bodies] == [1, 1, 1, 5]
 
 
-def test_a_message_is_given_up_after_its_time_with_an_error(store, clock, service, receiver, capsys):
+def test_a_message_is_given_up_after_its_time_with_an_error(store, clock, service, receiver):
     receiver.answers = [500, 500]
     told = service(to(receiver, give_up_seconds=100))
     steps(told, 1)
     preempt(store, clock, 1)
     steps(told, 1)
     clock.now += 101
-    steps(told, 3)
+    with capture_logs() as logs:
+        steps(told, 3)
     clock.now += 10_000
     steps(told, 3)
     assert len(receiver.bodies) == 2
-    assert "message_dropped" in capsys.readouterr().out
+    assert [line["destination"] for line in logs if line["event"] == "message_dropped"] == ["hook"]
 
 
 def test_a_redirect_is_not_followed(receiver):
@@ -377,9 +379,7 @@ def test_each_user_gets_mail_about_own_jobs(store, clock, service):
         controller.stop()
 
 
-def test_a_full_disk_holds_messages_back_until_there_is_room(  # noqa: PLR0917  fixtures
-    store, clock, service, receiver, monkeypatch, capsys
-):
+def test_a_full_disk_holds_messages_back_until_there_is_room(store, clock, service, receiver, monkeypatch):
     """What is not in the file is not sent, because a restart would send it again."""
     told = service(to(receiver))
     steps(told)
@@ -390,22 +390,22 @@ def test_a_full_disk_holds_messages_back_until_there_is_room(  # noqa: PLR0917  
             raise OSError(errno.ENOSPC, "No space left on device")
 
         patch.setattr("metasched.notify.positions.tempfile.mkstemp", full)
-        steps(told, 3)
+        with capture_logs() as logs:
+            steps(told, 3)
         assert receiver.bodies == []
-        assert capsys.readouterr().out.count("No space left on device") == 1
+        assert len([line for line in logs if "No space left on device" in line.get("problem", "")]) == 1
     steps(told)
     assert len(receiver.bodies) == 1
 
 
-def test_a_template_that_fails_on_events_is_named_and_replaced(store, clock, service, receiver, capsys):
+def test_a_template_that_fails_on_events_is_named_and_replaced(store, clock, service, receiver):
     told = service(to(receiver, template="{{ 1 // (events[0].text | length - 4) }}"))
     steps(told)
     store.event("lost", "four", f"{1:016x}", at=clock.now)
-    steps(told)
+    with capture_logs() as logs:
+        steps(told)
     assert "job 11 (train1, ada): four" in receiver.bodies[0]["text"]
-    logged = capsys.readouterr().out
-    assert "template_failed" in logged
-    assert "hook" in logged
+    assert [line["destination"] for line in logs if line["event"] == "template_failed"] == ["hook"]
 
 
 def test_two_processes_do_not_share_a_directory(tmp_path):
