@@ -71,6 +71,7 @@ class CommandLineClient:
         self._lock = threading.Lock()  # one command on the pipe at a time
         self._jobs: tuple[SlurmJob, ...] = ()
         self._jobs_parser = json_parser.JobsParser()
+        self._nodes_parser = json_parser.NodesParser()
         self._text = ""  # of the list of jobs in the poll before
         self._lines: Mapping[str, str] | None = None  # of the poll that self._jobs is from, by job id; None: read all
         self._written: set[str] = set()  # ids of the jobs that were written since
@@ -194,7 +195,7 @@ class CommandLineClient:
 
     def nodes(self) -> Sequence[SlurmNode]:
         """Read all nodes as JSON, by the command of this host's Slurm release."""
-        parsed = json_parser.parse_nodes(self._run(json_releases.nodes_command(self._release())))
+        parsed = self._nodes_parser.parse(self._run(json_releases.nodes_command(self._release())))
         self._warn(parsed.errors)
         self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
         return parsed.records

@@ -114,6 +114,55 @@ class _RawJobs(msgspec.Struct):
     jobs: list[msgspec.Raw]
 
 
+class NodesParser:
+    """Parses successive outputs about nodes; a node of which nothing has changed that is read is the same object.
+
+    Slurm's JSON of a node also has its load and its free memory, which change all the time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, ...], Parsed[SlurmNode]] = {}  # by the texts of the fields that are read
+
+    def parse(self, document: str) -> Parsed[SlurmNode]:
+        """Parse an output as ``parse_nodes`` does."""
+        try:
+            nodes = msgspec.json.decode(document, type=_RawNodes).nodes
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            return parse_nodes(document)  # control characters, or no list of nodes
+        known, found = dict[tuple[bytes, ...], Parsed[SlurmNode]](), list[Parsed[SlurmNode]]()
+        for node in nodes:
+            key = tuple(map(bytes, msgspec.structs.astuple(node)))
+            known[key] = parsed = self._known.get(key) or parse_nodes(f'{{"nodes":[{msgspec.json.encode(node).decode()}]}}')
+            found.append(parsed)
+        self._known = known
+        return Parsed(
+            tuple([record for parsed in found for record in parsed.records]),
+            tuple([error for parsed in found for error in parsed.errors]),
+        )
+
+
+class _RawNode(msgspec.Struct, omit_defaults=True):
+    """The fields of a node that are read (``_nodes``); an empty text stands for a missing field."""
+
+    name: msgspec.Raw = msgspec.Raw()
+    state: msgspec.Raw = msgspec.Raw()
+    state_flags: msgspec.Raw = msgspec.Raw()
+    gres: msgspec.Raw = msgspec.Raw()
+    gres_used: msgspec.Raw = msgspec.Raw()
+    cpus: msgspec.Raw = msgspec.Raw()
+    real_memory: msgspec.Raw = msgspec.Raw()
+    active_features: msgspec.Raw = msgspec.Raw()
+    partitions: msgspec.Raw = msgspec.Raw()
+    reservation: msgspec.Raw = msgspec.Raw()
+    reason: msgspec.Raw = msgspec.Raw()
+    reason_set_by_user: msgspec.Raw = msgspec.Raw()
+    reason_changed_at: msgspec.Raw = msgspec.Raw()
+
+
+class _RawNodes(msgspec.Struct):
+    nodes: list[_RawNode]
+
+
 def parse_nodes(document: str) -> Parsed[SlurmNode]:
     """Parse the output of ``sinfo --json`` or ``scontrol --json show nodes``."""
     return _parse(document, "sinfo", "nodes", lambda record: f"node {record.get('name')!a:.60}", _nodes)
