@@ -94,7 +94,19 @@ def test_the_scheduler_runs_without_torch():
 
 def test_the_extras_are_there(metadata):
     """The daemon, its optional Slurm client and the tests are extras; the daemon's ask for Python 3.11."""
-    extras = {"daemon", "examples", "integrations", "notify", "pyslurm", "shim", "simulator", "test", "web"}
+    extras = {
+        "daemon",
+        "docs",
+        "examples",
+        "integrations",
+        "notify",
+        "pandas",
+        "pyslurm",
+        "shim",
+        "simulator",
+        "test",
+        "web",
+    }
     assert set(metadata.get_all("Provides-Extra")) == extras
     daemon = [need for need in metadata.get_all("Requires-Dist") if 'extra == "daemon"' in need]
     assert daemon
