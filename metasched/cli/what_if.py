@@ -13,6 +13,9 @@ from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
 from metasched.presentation.formatting import duration, planned_text
+from metasched.store import GpuUse
+
+_USE_SECONDS = 30 * 86400.0
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
@@ -83,15 +86,21 @@ def command(
         with progress_bar("Simulating") as progress:
             rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state(), progress)
         planned = store.planned_runs()
+        uses = {
+            one.job.uid: store.gpu_use(one.job.uid) or store.gpu_use_of_earlier(one.job.user, one.job.name)
+            for one in rows
+        }
+        use_of_all = store.gpu_use_since(snapshot.now - _USE_SECONDS)
     columns = [now, *chosen]
     if as_json:
-        echo_json("what-if", [_plain(row, planned.get(row.job.uid)) for row in rows])
+        echo_json("what-if", [_plain(row, planned.get(row.job.uid), uses[row.job.uid]) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
     plan = {uid: planned_text(run, snapshot.now) for uid, run in planned.items()}
-    headings = ("JOB", "NAME", "USER", "WORK FROM", *(["PLANNED"] if any(plan.values()) else []))
+    shown = [*(["PLANNED"] if any(plan.values()) else []), *(["GPU USE"] if any(uses.values()) else [])]
+    headings = ("JOB", "NAME", "USER", "WORK FROM", *shown)
     made = table(*headings, *right, right=right)
     for one in rows:
         left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
@@ -102,7 +111,8 @@ def command(
             one.job.name,
             one.job.user,
             one.how,
-            *([plan.get(one.job.uid, "")] if any(plan.values()) else []),
+            *([plan.get(one.job.uid, "")] if "PLANNED" in shown else []),
+            *([_use_text(uses[one.job.uid])] if "GPU USE" in shown else []),
             *ends,
             *(_gap(left, now, n) for n in chosen),
         )
@@ -116,7 +126,13 @@ def command(
         by_tuners = f", {lost} ended by tuners" if lost else ""
         never = len(rows) - len(known) - lost
         click.echo(f"{name}: mean JCT {mean}, {stops} preemptions{by_tuners}, {never} jobs never end")
+    if use_of_all is not None:
+        click.echo(f"GPU use of all jobs in the last 30 days, as imported: {_use_text(use_of_all)}")
     click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(snapshot.now))} on; nothing was changed.")
+
+
+def _use_text(use: GpuUse | None) -> str:
+    return "" if use is None else f"{use.busy:.0%} busy, {use.idle:.0%} of the time idle"
 
 
 def _end(left: float | None, ended: float | None, now: float) -> str:
@@ -134,7 +150,7 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
     return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
 
 
-def _plain(one: Any, planned: Any) -> dict[str, Any]:
+def _plain(one: Any, planned: Any, use: GpuUse | None) -> dict[str, Any]:
     return {
         "uid": one.job.uid,
         "slurm_job_id": one.job.slurm_job_id,
@@ -145,4 +161,5 @@ def _plain(one: Any, planned: Any) -> dict[str, Any]:
         "ended_by_tuner": dict(one.ended),
         "preemptions": dict(one.preemptions),
         "planned": None if planned is None else asdict(planned),
+        "gpu_use": None if use is None else asdict(use),
     }
