@@ -10,23 +10,21 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--quiet"]
 
 
-def needed(wheel: Path, *, torch: bool) -> list[str]:
-    """Return the requirements of the daemon in a wheel's metadata, with `torch` those of trainers as well."""
+def needed(wheel: Path, extras: Collection[str]) -> list[str]:
+    """Return the requirements of some extras in a wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
-    found = []
-    for line in metadata.get_all("Requires-Dist", []):
-        requirement, _, marker = line.partition(";")
-        if 'extra == "daemon"' in marker or ('extra == "shim"' in marker and torch):
-            found.append(requirement.strip())
-    return found
+    lines = (line.partition(";") for line in metadata.get_all("Requires-Dist", []))
+    wanted = {f'extra == "{extra}"' for extra in extras}
+    return [requirement.strip() for requirement, _, marker in lines if any(extra in marker for extra in wanted)]
 
 
 def main() -> int:
@@ -36,18 +34,26 @@ def main() -> int:
     parser.add_argument("python")
     parser.add_argument("--torch", action="store_true")
     asked = parser.parse_args()
-    directory = asked.directory.resolve()
+    fill(asked.directory.resolve(), ("daemon", "shim") if asked.torch else ("daemon",), asked.python)
+    return 0
+
+
+def fill(directory: Path, extras: Collection[str], python: str) -> None:
+    """Replace the content of a directory, which is made if it is missing, by the wheels of some extras.
+
+    Raises:
+        SystemExit: the directory holds more than wheels.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     if others := sorted(path.name for path in directory.iterdir() if path.suffix != ".whl"):
-        parser.error(f"{directory} holds more than wheels ({others[0]}): name another directory")
+        raise SystemExit(f"{directory} holds more than wheels ({others[0]}): name another directory")
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=directory.parent) as scratch:
         fresh = Path(scratch, "fresh")
         build(fresh)
         wheel = next(fresh.glob("metasched-*.whl"))
-        fetch(fresh, directory, needed(wheel, torch=asked.torch), asked.python)
+        fetch(fresh, directory, needed(wheel, extras), python)
         directory.rename(Path(scratch, "old"))
         fresh.rename(directory)
-    return 0
 
 
 def build(directory: Path) -> None:

@@ -15,6 +15,9 @@ from metasched.core.policy import installed_policies
 if TYPE_CHECKING:  # importing the daemon takes long
     from metasched.core.model import PlannedRun
     from metasched.simulator.what_if import Forecast
+    from metasched.store import GpuUse
+
+_USE_SECONDS = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class WhatIf:
         others: labels of the other policies, in the order in which they were given.
         forecasts: each live job with its end by label.
         planned: when the daemon's policy plans to run a job next, by uid.
+        gpu_use: how busy the GPUs of a job were, else those of earlier jobs of its user and name, by uid, where that was
+            imported.
+        gpu_use_of_all: the same of all jobs in the last 30 days; None where nothing was imported.
     """
 
     now: float
@@ -34,6 +40,8 @@ class WhatIf:
     others: tuple[str, ...]
     forecasts: tuple[Forecast, ...]
     planned: Mapping[str, PlannedRun]
+    gpu_use: Mapping[str, GpuUse]
+    gpu_use_of_all: GpuUse | None
 
     @property
     def jobs(self) -> Table[Forecast]:
@@ -49,6 +57,7 @@ class WhatIf:
             **{f"ends {name}": end for name, end in one.ends.items()},
             **{f"preemptions {name}": count for name, count in one.preemptions.items()},
             "planned": None if planned is None else asdict(planned),
+            "gpu_use": None if (use := self.gpu_use.get(one.job.uid)) is None else asdict(use),
         }
 
     def _repr_html_(self) -> str:
@@ -117,4 +126,14 @@ def what_if(
         compared = {current: controller.policy, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
         rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state(), progress)
-        return WhatIf(snapshot.now, current, tuple(chosen), tuple(rows), store.planned_runs())
+        jobs = [one.job for one in rows]
+        uses = {job.uid: store.gpu_use(job.uid) or store.gpu_use_of_earlier(job.user, job.name) for job in jobs}
+        return WhatIf(
+            now=snapshot.now,
+            current=current,
+            others=tuple(chosen),
+            forecasts=tuple(rows),
+            planned=store.planned_runs(),
+            gpu_use={uid: use for uid, use in uses.items() if use is not None},
+            gpu_use_of_all=store.gpu_use_since(snapshot.now - _USE_SECONDS),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import sys
 import tempfile
 import time
@@ -155,26 +156,51 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
 
 @command.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
-@click.option("--since", type=click.DateTime(), metavar="DATE", help="Ask sacct from here on [default: 90 days ago].")
-@click.option("--until", type=click.DateTime(), metavar="DATE", help="Ask sacct up to here [default: now].")
+@click.option("--since", type=click.DateTime(), metavar="DATE", help="From here on [default: 90 days ago].")
+@click.option("--until", type=click.DateTime(), metavar="DATE", help="Up to here [default: now].")
+@click.option("--prometheus", metavar="URL", help="Import GPU use of known jobs from this Prometheus instead.")
+@click.option(
+    "--exporter",
+    type=click.Choice(("dcgm", "jobstats")),
+    default="dcgm",
+    show_default=True,
+    help="What that Prometheus scrapes.",
+)
 @json_option
 @click.pass_obj
 def import_(
-    database: Database, *, file: Path | None, since: datetime | None, until: datetime | None, as_json: bool
+    database: Database,
+    *,
+    file: Path | None,
+    since: datetime | None,
+    until: datetime | None,
+    prometheus: str | None,
+    exporter: str,
+    as_json: bool,
 ) -> None:
     """Import past GPU jobs from Slurm's accounting, or from FILE with the output of sacct.
 
-    Each job is imported once. Refused while the daemon runs.
+    Each job is imported once. With --prometheus, how much known jobs used their GPUs is imported instead, again and
+    again. Refused while the daemon runs.
     """
-    from metasched.history_import.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
+    from metasched.history_import.prometheus_import import (  # noqa: PLC0415  `--help` needs none of this
+        EXPORTERS,
+        Prometheus,
+        import_gpu_use,
+    )
+    from metasched.history_import.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415
 
-    if file is not None and (since or until):
-        raise click.UsageError("--since and --until are for sacct: leave them out with a file")
+    if file is not None and (since or until or prometheus):
+        raise click.UsageError("--since, --until and --prometheus are for what is asked: leave them out with a file")
+    begin = since or datetime.now() - timedelta(days=_IMPORTED_DAYS)  # noqa: DTZ005  sacct's are local times
     with database.writing() as store, progress_bar("Importing") as progress:
-        if file is not None:
+        if prometheus is not None:
+            server = Prometheus(prometheus, os.environ.get("PROMETHEUS_TOKEN", ""))
+            end = time.time() if until is None else until.timestamp()
+            found = import_gpu_use(store, server, EXPORTERS[exporter], begin.timestamp(), end, progress)
+        elif file is not None:
             found = import_jobs(store, file, progress=progress)
         else:
-            begin = since or datetime.now() - timedelta(days=_IMPORTED_DAYS)  # noqa: DTZ005  sacct's are local times
             with ask_sacct(begin, until) as (path, delimiter):
                 found = import_jobs(store, path, delimiter, progress)
     if as_json:
@@ -182,7 +208,8 @@ def import_(
         counts = {"read": found.read, "imported": found.jobs, "skipped": dict(found.skipped)}
         echo_json("db import", {**counts, "unreadable": first})
         return
-    click.echo(f"read {counted(found.read, 'job')}, imported {found.jobs}")
+    noun = "job" if prometheus is None else "window"
+    click.echo(f"read {counted(found.read, noun)}, imported {found.jobs}")
     for why, count in found.skipped.most_common():
         click.echo(f"skipped {count}: {why}")
     if found.unreadable is not None:

@@ -129,6 +129,7 @@ class _ForecastRow:
     ended_by_tuner: dict[str, float]
     preemptions: dict[str, int]
     planned: dict[str, float] | None
+    gpu_use: dict[str, float] | None
 
 
 @dataclasses.dataclass

@@ -17,6 +17,7 @@ from metasched.presentation.formatting import duration, planned_text
 if TYPE_CHECKING:
     from metasched.core.model import PlannedRun
     from metasched.simulator.what_if import Forecast
+    from metasched.store import GpuUse
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
@@ -72,16 +73,17 @@ def command(
             restart_seconds=restart_seconds,
             progress=progress,
         )
-    rows, planned, now = found.forecasts, found.planned, found.current
+    rows, planned, uses, now = found.forecasts, found.planned, found.gpu_use, found.current
     columns = [now, *found.others]
     if as_json:
-        echo_json("what-if", [_plain(row, planned.get(row.job.uid)) for row in rows])
+        echo_json("what-if", [_plain(row, planned.get(row.job.uid), uses.get(row.job.uid)) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in found.others)]
     plan = {uid: planned_text(run, found.now) for uid, run in planned.items()}
-    headings = ("JOB", "NAME", "USER", "WORK FROM", *(["PLANNED"] if any(plan.values()) else []))
+    shown = [*(["PLANNED"] if any(plan.values()) else []), *(["GPU USE"] if uses else [])]
+    headings = ("JOB", "NAME", "USER", "WORK FROM", *shown)
     made = table(*headings, *right, right=right)
     for one in rows:
         left = {name: None if end is None else end - found.now for name, end in one.ends.items()}
@@ -92,7 +94,8 @@ def command(
             one.job.name,
             one.job.user,
             one.how,
-            *([plan.get(one.job.uid, "")] if any(plan.values()) else []),
+            *([plan.get(one.job.uid, "")] if "PLANNED" in shown else []),
+            *([_use_text(uses.get(one.job.uid))] if "GPU USE" in shown else []),
             *ends,
             *(_gap(left, now, n) for n in found.others),
         )
@@ -106,7 +109,13 @@ def command(
         by_tuners = f", {lost} ended by tuners" if lost else ""
         never = len(rows) - len(known) - lost
         click.echo(f"{name}: mean JCT {mean}, {stops} preemptions{by_tuners}, {never} jobs never end")
+    if found.gpu_use_of_all is not None:
+        click.echo(f"GPU use of all jobs in the last 30 days, as imported: {_use_text(found.gpu_use_of_all)}")
     click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(found.now))} on; nothing was changed.")
+
+
+def _use_text(use: GpuUse | None) -> str:
+    return "" if use is None else f"{use.busy:.0%} busy, {use.idle:.0%} of the time idle"
 
 
 def _end(left: float | None, ended: float | None, now: float) -> str:
@@ -124,7 +133,7 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
     return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
 
 
-def _plain(one: Forecast, planned: PlannedRun | None) -> dict[str, Any]:
+def _plain(one: Forecast, planned: PlannedRun | None, use: GpuUse | None) -> dict[str, Any]:
     from metasched.api.what_if import named  # noqa: PLC0415  as above
 
     return {
@@ -133,4 +142,5 @@ def _plain(one: Forecast, planned: PlannedRun | None) -> dict[str, Any]:
         "ended_by_tuner": dict(one.ended),
         "preemptions": dict(one.preemptions),
         "planned": None if planned is None else asdict(planned),
+        "gpu_use": None if use is None else asdict(use),
     }

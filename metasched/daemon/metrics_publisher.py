@@ -16,7 +16,7 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Node, Status
 from metasched.daemon.cluster_state import ClusterState
-from metasched.metrics.exposition import OTHER, exposition
+from metasched.metrics.exposition import OTHER, counters_in, exposition, not_below
 from metasched.metrics.sample import Histogram, Sample
 from metasched.shared_dir.published_status import replace_file
 from metasched.store import Store
@@ -57,6 +57,7 @@ class MetricsPublisher:
         self._failed = False
         self._highest: dict[tuple[str, str], float] = {}  # GPU-seconds, published so far: no counter ever falls
         self._sample: Sample | None = None
+        self._floors = _published_counters(self._path)
 
     def publish(self, controller: Controller, state: ClusterState) -> None:
         """Write the metrics of a poll in which Slurm answered, unless they were written a moment ago."""
@@ -82,7 +83,7 @@ class MetricsPublisher:
         if self._sample is None:
             return
         try:
-            replace_file(self._path, exposition(self._sample))
+            replace_file(self._path, not_below(exposition(self._sample), self._floors))
         except OSError as error:
             if not self._failed:
                 log.warning("metrics_not_published", path=str(self._path), error=error.strerror)
@@ -201,6 +202,14 @@ def _histogram(counters: _Counters, name: str) -> Histogram:
     for label, value in _labelled(counters, f"{name}_bucket").items():
         buckets[float(label)] = value
     return Histogram(buckets, counters.get(CounterKey(f"{name}_sum", "", ""), 0.0))
+
+
+def _published_counters(path: Path) -> Mapping[bytes, float]:
+    """Return the counters that the daemon before has published; none where there was none."""
+    try:
+        return counters_in(path.read_bytes())
+    except OSError:
+        return {}
 
 
 def _free_bytes(config: Config) -> Mapping[str, float]:

@@ -27,15 +27,25 @@ def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, s
     """
     version = f"{settings.version[0]}.{settings.version[1]:02}"
     partitions = sorted({name for node in nodes for name in node.partitions})
-    lines = [
+    return _text(
         f"# metasched on cluster {settings.cluster} (Slurm {version}, {len(nodes)} nodes).",
+        {"paths": {"state": str(state), "shared": str(shared)}, "slurm": {"exit_code": _exit_code(settings)}},
+        {"intake": f"Partitions with nodes here: {', '.join(partitions) or 'none'}."},
+    )
+
+
+def packaged_template() -> str:
+    """Return the text of a package's configuration file, for whatever cluster."""
+    paths = {"state": "/var/lib/metasched", "shared": "/shared/metasched"}
+    return _text("# metasched. Of this file, [paths] shared is the first key to set.", {"paths": paths}, {})
+
+
+def _text(head: str, given: Mapping[str, Mapping[str, object]], hints: Mapping[str, str]) -> str:
+    """Return the text of a file: every section with its keys, those that are given and others with their defaults."""
+    lines = [
+        head,
         "# Lines like `#key = value` show the defaults. `metasched check` checks the file against this cluster.",
     ]
-    given: dict[str, dict[str, object]] = {
-        "paths": {"state": str(state), "shared": str(shared)},
-        "slurm": {"exit_code": _exit_code(settings)},
-    }
-    hints = {"intake": f"Partitions with nodes here: {', '.join(partitions) or 'none'}."}
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):

@@ -6,6 +6,7 @@ are ``other``, and so are GPU types beyond ``MAX_TYPES``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -153,3 +154,31 @@ def _most(values: Mapping[str, int], most: int) -> dict[str, int]:
 def _text(value: str) -> str:
     """Return a label's value: printable, at most 64 characters."""
     return "".join(char if char.isprintable() else "?" for char in value[:64])
+
+
+def counters_in(text: bytes) -> dict[bytes, float]:
+    """Return the values of counters and histograms in an exposition, by series; lines that are none are left out."""
+    found = {}
+    for line in text.splitlines():
+        series, _, value = line.rpartition(b" ")
+        if _is_counted(series):
+            with contextlib.suppress(ValueError):
+                found[series] = float(value)
+    return found
+
+
+def not_below(text: bytes, floors: Mapping[bytes, float]) -> bytes:
+    """Return an exposition whose counters are at least as high as floors: what another daemon has published.
+
+    A daemon that takes over goes on from a copy of the database, which is some time old.
+    """
+    lines = []
+    for line in text.splitlines():
+        series, _, value = line.rpartition(b" ")
+        floor = floors.get(series)
+        lines.append(line if floor is None or float(value) >= floor else b"%b %r" % (series, floor))
+    return b"\n".join([*lines, b""])
+
+
+def _is_counted(series: bytes) -> bool:
+    return series.partition(b"{")[0].endswith((b"_total", b"_bucket", b"_count", b"_sum"))

@@ -8,6 +8,7 @@ from metasched.store.errors import (
     OlderStoreError,
     StoreError,
 )
+from metasched.store.gpu_use import GpuUse
 from metasched.store.records import (
     FIRST_STEPS,
     IMPORTED,
@@ -16,6 +17,7 @@ from metasched.store.records import (
     EndCause,
     EventRecord,
     ForecastRecord,
+    GpuUseRecord,
     IterationRecord,
     JobChanges,
     JobEventRecord,
@@ -39,6 +41,8 @@ __all__ = [
     "EndCause",
     "EventRecord",
     "ForecastRecord",
+    "GpuUse",
+    "GpuUseRecord",
     "IngestResult",
     "IterationRecord",
     "JobChanges",

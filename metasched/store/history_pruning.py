@@ -68,6 +68,11 @@ _DETAILS = {
 _ON_REQUEST = {
     "speeds": _deletion("speeds", "subject, batch, gpu_type, spread, co_runner", "at < :before"),
     "iterations": _deletion("iterations", "subject, gpu_type, gpus, multi_node, per_gpu, accumulation", "at < :before"),
+    "gpu_use": _deletion(
+        "gpu_use",
+        "uid, at",
+        f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)",  # noqa: S608  constants
+    ),
     "runs": _deletion(
         "runs",
         "uid, run",
@@ -77,7 +82,7 @@ _ON_REQUEST = {
 }
 _OF_JOBS = (
     *("events", "actions", "decisions", "throughput", "checkpoints", "losses", "report_files", "planned_runs"),
-    "fairness",
+    *("fairness", "gpu_use"),
     *("forecasts", "targets", "runs", "jobs"),
 )
 """Tables with rows of jobs, those that refer to others first."""

@@ -326,6 +326,25 @@ class JobEventRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUseRecord:
+    """How much a job used its GPUs in a window of time, as another monitor saw it.
+
+    Attributes:
+        uid: the job's.
+        at: beginning of the window, unix seconds.
+        gpu_seconds: GPU-seconds that were seen.
+        busy_gpu_seconds: the same, each by the GPU's utilisation.
+        idle_gpu_seconds: GPU-seconds in which a GPU did nothing.
+    """
+
+    uid: str
+    at: float
+    gpu_seconds: float
+    busy_gpu_seconds: float
+    idle_gpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ThroughputRecord:
     """One ``steps`` report; ``at`` is the trainer's clock, the other fields as in the protocol."""
 

@@ -115,7 +115,7 @@ TABLES = (
     *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
     *("load", "fairness"),
     *("metric_counters", "metric_accounts"),
-    *("forecasts", "forecast_calibration", "shadows"),
+    *("forecasts", "forecast_calibration", "shadows", "gpu_use"),
 )
 
 
@@ -338,6 +338,17 @@ def _metric_counters(db: Database) -> None:
     db.execute("CREATE TABLE metric_accounts (account TEXT PRIMARY KEY) WITHOUT ROWID")
     for name, body in COUNTING.items():
         db.execute(f"CREATE TRIGGER {name} AFTER {body} END")
+
+
+@migrations(name="0024_gpu_use")
+def _gpu_use(db: Database) -> None:
+    """How much jobs used their GPUs, as another monitor saw it, in windows of time."""
+    db.execute(
+        """CREATE TABLE gpu_use (
+             uid TEXT NOT NULL REFERENCES jobs, at REAL NOT NULL, gpu_seconds REAL NOT NULL,
+             busy_gpu_seconds REAL NOT NULL, idle_gpu_seconds REAL NOT NULL, PRIMARY KEY (uid, at)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX gpu_use_at ON gpu_use (at)")
 
 
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from metasched.store.forecast_rows import ForecastRows
+from metasched.store.gpu_use import GpuUseRows
 from metasched.store.job_queries import JobQueries
 from metasched.store.live_records import LiveRecords
 from metasched.store.metric_rows import MetricRows
@@ -32,6 +33,7 @@ class Store(
     JobQueries,
     UsageQueries,
     MetricRows,
+    GpuUseRows,
 ):
     """The daemon's database: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
 

@@ -4,9 +4,12 @@ from contextlib import closing
 
 import pytest
 
+from metasched.core.model import Placement
 from metasched.daemon.metrics_publisher import FILE_NAME
+from metasched.metrics.exposition import MAX_SERIES
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import SlurmUnavailableError
+from metasched.store import EndCause, JobRecord
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
@@ -51,6 +54,47 @@ def test_the_metrics_follow_the_jobs_and_survive_a_restart(site):
     assert found['metasched_runs_ended_total{cause="finished"}'] == found["metasched_completion_seconds_count"] == 3
     stored = sum(sum(record.attained.values()) for record in site.records())
     assert total(site, "metasched_account_gpu_seconds_total") == pytest.approx(stored)
+
+
+def test_no_counter_falls_when_a_daemon_takes_over_from_an_older_copy(site):
+    """The other daemon has published more than the copy has; its counters stand until the own ones have passed them."""
+    site.add("--gres=gpu:4", seconds=5)
+    site.run(20)
+    path = site.base / "shared" / FILE_NAME
+    name, count = 'metasched_runs_ended_total{cause="finished"}', "metasched_wait_seconds_count"
+    before = metrics(site)
+    assert before[name] == before[count] == 1
+    path.write_text(path.read_text().replace(f"{name} 1.0", f"{name} 2.0").replace(f"{count} 1.0", f"{count} 2.0"))
+    site.start()
+    site.run(8)
+    assert (metrics(site)[name], metrics(site)[count]) == (2, 2)
+    for _ in range(2):
+        site.add("--gres=gpu:4", seconds=5)
+    site.run(40)
+    assert (metrics(site)[name], metrics(site)[count]) == (3, 3)
+
+
+def test_500_accounts_and_1000_users_stay_within_the_bound(site):
+    """No series names a user; of the accounts a hundred have their own, and sums are whole."""
+    placement = Placement(("n1",), 4, "v100")
+    store = site.controller._store
+    with store.transaction():
+        for number in range(1000):
+            uid = f"{number:016x}"
+            store.add_job(
+                JobRecord(uid, str(9000 + number), "x", f"user{number}", 1.0, account=f"account{number % 500}")
+            )
+            store.release(uid, 1, placement, 2.0)
+            store.run_started(uid, 1, 2.0, placement)
+            store.run_ended(uid, 1, 12.0, EndCause.FINISHED)
+            store.finish_job(uid, 12.0, "COMPLETED", 0)
+    site.run(8)
+    found = metrics(site)
+    assert len(found) <= MAX_SERIES
+    assert "user" not in " ".join(found)
+    accounts = [name for name in found if name.startswith("metasched_account_gpu_seconds_total")]
+    assert len(accounts) == 101
+    assert total(site, "metasched_account_gpu_seconds_total") == 1000 * 40
 
 
 def test_an_outage_of_slurm_shows_at_once(site, monkeypatch):

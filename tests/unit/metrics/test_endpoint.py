@@ -1,11 +1,13 @@
 import http.client
 import socket
+import threading
 
 import pytest
 from structlog.testing import capture_logs
 
 from metasched.metrics import endpoint as module
 from metasched.metrics.endpoint import endpoint, parse_address
+from metasched.shared_dir.published_status import replace_file
 
 
 @pytest.fixture
@@ -37,6 +39,28 @@ def test_the_file_is_served_as_it_is_now(tmp_path, port):
         assert ask(port, method="HEAD") == (200, b"")
         assert ask(port, "/../../etc/passwd")[0] == 404
         assert ask(port, method="POST")[0] == 501
+
+
+def test_a_scrape_in_the_middle_of_a_publication_gets_a_whole_file(tmp_path, port):
+    """The file is replaced again and again meanwhile; each answer is one of its contents, and none is cut or mixed."""
+    file, ended = tmp_path / "metrics.prom", threading.Event()
+    contents = [f"a {number}\n".encode() * 20_000 for number in (1, 2)]
+
+    def publish():
+        while not ended.is_set():
+            for content in contents:
+                replace_file(file, content)
+
+    replace_file(file, contents[0])
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        with endpoint(f"127.0.0.1:{port}", file):
+            answers = {ask(port) for _ in range(30)}
+    finally:
+        ended.set()
+        publisher.join()
+    assert answers <= {(200, content) for content in contents}
 
 
 def test_an_address_in_use_is_a_log_line(tmp_path, port):
