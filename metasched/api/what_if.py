@@ -30,8 +30,7 @@ class WhatIf:
         others: labels of the other policies, in the order in which they were given.
         forecasts: each live job with its end by label.
         planned: when the daemon's policy plans to run a job next, by uid.
-        gpu_use: how busy the GPUs of a job were, else those of earlier jobs of its user and name, by uid, where that was
-            imported.
+        gpu_use: how busy a job's GPUs were, else those of earlier jobs of its user and name, by uid, where imported.
         gpu_use_of_all: the same of all jobs in the last 30 days; None where nothing was imported.
     """
 
