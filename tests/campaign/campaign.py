@@ -1,17 +1,13 @@
 """A campaign: faults strike a private Slurm cluster with trainings, and what must not happen is looked for."""
 
 import json
-import math
-import re
 import time
 from collections import Counter
 from contextlib import ExitStack
-from datetime import datetime
 
-from metasched.configuration.config import SlurmOptions
 from metasched.devcluster import processes
 from metasched.devcluster.errors import DevClusterError
-from tests.campaign import faults
+from tests.campaign import faults, notices
 from tests.campaign.injection import Injector, ServiceManager, StoreDisk, VoidError
 from tests.campaign.trainings import Users
 
@@ -19,9 +15,6 @@ PATIENCE = 240.0  # seconds in which all trainings must end after the last fault
 ORPHAN_SECONDS = 45.0  # after the last job, for Slurm to end what it knows of
 BEFORE, AFTER = 40.0, 10.0  # seconds of the events around a problem that are printed
 NOTICE_SECONDS = 60.0  # in which a daemon that runs must have noticed the last restart of slurmctld
-# Time and boot time of each restart of slurmctld that the daemon's log has, after which it settles
-NOTICE = re.compile(r"^(\S+) \[.*? slurmctld_restarted  *.*?boot_time=([0-9.]+)", re.MULTILINE)
-START = re.compile(r"^(\S+) \[.*? action  *action='start ", re.MULTILINE)  # time of a start, in the daemon's log
 
 
 class Events:
@@ -139,7 +132,7 @@ class Campaign:
         unnoticed = [] if self.plain else self._await_notices(injector.controller_boots)
         for boot in unnoticed:
             self.problem(f"the daemon has not noticed the restart of slurmctld at {boot:.0f} before it started a job")
-        early = [] if self.plain else self._early_starts(injector.controller_boots)
+        early = [] if self.plain else notices.early_starts(self.site.log(), injector.controller_boots)
         for at, seconds in early:
             self.problem(f"a job was started at {at} UTC, {seconds:.1f} s after slurmctld")
         ends = []
@@ -196,38 +189,11 @@ class Campaign:
             again += len(steps) - len(set(steps))
         return kept, again
 
-    def _early_starts(self, boots):
-        """Starts in the daemon's log, with their seconds after the boot of slurmctld, before it had settled."""
-        settle = SlurmOptions().settle_seconds
-        return [(text, at - boot) for text, at in self._starts() for boot in boots if 0 < at - boot < settle]
-
-    def _starts(self):
-        """The starts of jobs in the daemon's log: the time as printed, and in unix seconds."""
-        return [(text, datetime.fromisoformat(text).timestamp()) for text in START.findall(self.site.log())]
-
     def _await_notices(self, boots):
         """The restarts that the daemon has not noticed, after some time for the last of them."""
         deadline = time.monotonic() + NOTICE_SECONDS
-        while (unnoticed := self._unnoticed(boots)) and time.monotonic() < deadline:
+        while (unnoticed := notices.unnoticed(self.site.log(), boots)) and time.monotonic() < deadline:
             time.sleep(0.5)
-        return unnoticed
-
-    def _unnoticed(self, boots):
-        """The boots of slurmctld that the daemon has not noticed before it started a job.
-
-        A daemon that was dead notices the restart when it starts. Of several restarts between two polls, the last one's
-        boot time is what there is to read; one notice serves them all.
-        """
-        notices = [
-            (datetime.fromisoformat(at).timestamp(), float(boot_time))
-            for at, boot_time in NOTICE.findall(self.site.log())
-        ]
-        starts = [at for _, at in self._starts()]
-        unnoticed = []
-        for boot in boots:
-            noticed = min((at for at, boot_time in notices if boot_time >= int(boot)), default=math.inf)
-            if noticed == math.inf or any(boot < at < noticed for at in starts):
-                unnoticed.append(boot)
         return unnoticed
 
     # The outcome, in words

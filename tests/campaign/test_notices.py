@@ -1,10 +1,8 @@
 """Restarts of slurmctld that a campaign finds noticed, or not, in the daemon's log."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from tests.campaign.campaign import Campaign
+from tests.campaign import notices
 
 NOON = 1764072000.0  # 2025-11-25T12:00:00Z
 NOTICE = "2025-11-25T12:00:{:09.6f}Z [warning  ] slurmctld_restarted            acting_in_seconds=6.0 boot_time={}"
@@ -27,6 +25,10 @@ START = "2025-11-25T12:00:{:09.6f}Z [info     ] action                         a
 )
 def test_a_restart_is_noticed_before_the_next_start(lines, boots, unnoticed):
     """By the boot time in the daemon's log; of two restarts in one outage only the last one's boot time can be read."""
-    site = SimpleNamespace(log=lambda: "\n".join(lines))
-    campaign = Campaign(site, seed=1, seconds=0.0)
-    assert len(campaign._unnoticed([NOON + boot for boot in boots])) == unnoticed
+    assert len(notices.unnoticed("\n".join(lines), [NOON + boot for boot in boots])) == unnoticed
+
+
+def test_starts_in_the_first_seconds_are_found():
+    """By the boot, not by the notice: a start may meet a controller that nobody has read since."""
+    log = "\n".join([START.format(9.0), START.format(12.0), START.format(30.0)])
+    assert [round(seconds, 3) for _, seconds in notices.early_starts(log, [NOON + 10.2])] == [1.8]
