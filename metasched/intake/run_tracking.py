@@ -292,21 +292,28 @@ class RunTracking:
     def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float) -> tuple[str, str] | None:
         """Why a job that failed is requeued: the kind of the event, and words; None where it is not."""
         stopped = record.current is not None and record.current.stop_requested is not None
-        if not stopped and self._may_be_killed_by_stopped_run(record, slurm):
-            # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
+        # A leftover's kill counts also where the training was done: the next run only finds that, and completes the
+        # job for Slurm, too.
+        if not stopped and (killed := self._killed_by_leftover(record, slurm)) is not None:
+            return killed
+        if self._had_finished(record, slurm):
+            return None
+        if stopped:
+            return "rescued", "when asked to stop"  # a stop must not make the job fail
+        return self._why_run_again(record, slurm, retries, now)
+
+    def _killed_by_leftover(self, record: JobRecord, slurm: SlurmJob) -> tuple[str, str] | None:
+        """Which earlier run's srun has killed the job's run, as ``_why_put_back`` tells it."""
+        if self._may_be_killed_by_stopped_run(record, slurm):
             return KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
-        if not self._had_finished(record, slurm):
-            return self._why_run_again(record, slurm, retries, now)
+        if self._may_be_killed_by_old_run(record, slurm):
+            return KILLED_BY_OLD_RUN, "when a host that was lost came back"
         return None
 
     def _why_run_again(
         self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float
     ) -> tuple[str, str] | None:
-        """Why a job that failed before its training was done is requeued."""
-        if record.current is not None and record.current.stop_requested is not None:
-            return "rescued", "when asked to stop"  # a stop must not make the job fail
-        if self._may_be_killed_by_old_run(record, slurm):
-            return KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        """Why a job that failed before its training was done, and that nobody stopped, is requeued."""
         if self._may_launch_again(record, slurm, retries):
             return LAUNCH_FAILED, "before its batch script had started"
         if self._size_failures.has_failed(record, slurm, now):
