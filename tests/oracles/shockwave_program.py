@@ -74,8 +74,8 @@ def program_optimum(market: Market, *, seconds: float = 60.0) -> Optimum:
     solver = pulp.HiGHS(msg=False, timeLimit=seconds, threads=1, gapRel=1e-9)
     program.solve(solver)
     solved = program.sol_status != pulp.LpSolutionNoSolutionFound
-    objective = float(pulp.value(program.objective)) if solved else -math.inf
-    return Optimum(objective, -float(program.solverModel.getInfo().mip_dual_bound))
+    best = float(pulp.value(program.objective)) if solved else -math.inf
+    return Optimum(best, -float(program.solverModel.getInfo().mip_dual_bound))
 
 
 def _outcome(market: Market, job: int, row: int, seconds: float) -> tuple[float, float]:
