@@ -36,13 +36,14 @@ def study(tmp_path_factory):
 
     def run(language, text):
         argv = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
-        done = subprocess.run(argv, cwd=base, env=environment, capture_output=True, text=True, timeout=250, check=False)
+        done = subprocess.run(argv, cwd=base, env=environment, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return run
 
 
+@pytest.mark.timeout(900)
 def test_the_page_runs_as_it_says(study):
     """Each block but the demo's runs in order; small jobs wait less than under FIFO; the entry point is found."""
     *blocks, demo = BLOCKS
