@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from trainer_shim.session.batch_adaptation import BatchConsent
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
+    from trainer_shim.trackers.tracker import Tracker
 
 T = TypeVar("T")
 
@@ -529,6 +530,23 @@ class Context:
             value: the number, or a tensor with one element.
         """
         self._session.metrics.add_metric(float(value))
+
+    def tracker(self, kind: str, **options: Any) -> Tracker:
+        """Open this job's run of a tracker: the same run after each stop, and no point of it twice.
+
+        Every rank calls this, and the tracker's methods; rank 0 logs. A point has the present `step_count`, and is left
+        out where an earlier run of the job has logged one of its name at this step or a later one: after a kill, a
+        training repeats the steps since its last checkpoint.
+
+        Args:
+            kind: `wandb`, `mlflow` or `tensorboard`; the package of that name must be installed.
+            **options: those of `wandb.init`; for MLflow `experiment`, `tracking_uri`, `run_name`, `params` and `tags`;
+                for TensorBoard those of `SummaryWriter`, in whose `log_dir` all runs of the job write.
+
+        Raises:
+            UsageError: there is no such tracker, or its package is not installed.
+        """
+        return self._session.open_tracker(kind, options, lambda: self.step_count)
 
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
