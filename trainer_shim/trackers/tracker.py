@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
+import torch
+
 from trainer_shim.errors import UsageError
 from trainer_shim.trackers.logged_steps import LoggedSteps
 
@@ -86,7 +88,7 @@ class Tracker:
             return
         step = self._present_step() if step is None else step
         try:
-            new = self._logged.new({name: float(value) for name, value in values.items()}, step)
+            new = self._logged.new({name: _number(value) for name, value in values.items()}, step)
             if new:
                 self._logged.add(new.keys(), step)
                 self._run.log(new, step)
@@ -152,6 +154,10 @@ def _library(kind: str) -> Any:
         return importlib.import_module(LIBRARIES[kind])
     except ImportError as error:
         raise UsageError(f"tracker({kind!r}): {error}: run `pip install {kind}`") from error
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _close(run: TrackerRun, outcome: str) -> None:
