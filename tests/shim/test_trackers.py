@@ -1,8 +1,8 @@
 """Trackers over a stop, a kill and two resizes; those of libraries that are not installed are skipped."""
 
 import collections
-import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -59,26 +59,37 @@ def mlflow(place):
     return points, {run.data.tags["metasched.run"] for run in runs}
 
 
+def records(data):
+    """The records of a .wandb file, which has LevelDB's log format after a header of 7 bytes."""
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768  # bytes of the block; a rest that holds no header is padding
+        if left < 7:
+            place += left
+            continue
+        length, part = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if part in {1, 4}:  # a whole record, or its last part
+            yield record
+            record = b""
+
+
 def wandb(place):
     """Each point in the files of the offline runs, and their ids."""
     from wandb.proto import wandb_internal_pb2  # noqa: PLC0415
-    from wandb.sdk.internal.datastore import DataStore  # noqa: PLC0415
 
     points, ids = [], set()
     files = sorted(place.directory.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 3
-    for file in files:
-        store = DataStore()
-        store.open_for_scan(str(file))
-        with contextlib.suppress(AssertionError):  # the end of a file whose process was killed
-            while (data := store.scan_data()) is not None:
-                record = wandb_internal_pb2.Record()
-                record.ParseFromString(data)
-                if record.run.run_id:
-                    ids.add(record.run.run_id)
-                values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-                step = int(values.get("trainer/global_step", -1))
-                points += [(name, step) for name in values if name in {"loss", "lr", "evaluation"}]
+    for data in itertools.chain.from_iterable(records(file.read_bytes()) for file in files):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.run.run_id:
+            ids.add(record.run.run_id)
+        values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+        step = int(values.get("trainer/global_step", -1))
+        points += [(name, step) for name in values if name in {"loss", "lr", "evaluation"}]
     return points, ids
 
 
