@@ -16,6 +16,11 @@ BIG = (
     "events",
     "losses",
     "report_files",
+    "fairness",
+    "forecasts",
+    "shadows",
+    "snapshots",
+    "policy_state",
 )
 
 
@@ -66,6 +71,11 @@ def scans(store, call):
     finally:
         del store._rows
     assert statements
+    return scanned(connection, statements)
+
+
+def scanned(connection, statements):
+    """The steps of statements, with their parameters, that read a whole table with rows that grow with the history."""
     steps = [
         step
         for sql, parameters in statements

@@ -29,7 +29,7 @@ def make_private(directory: Path, database: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     given = 0
-    for path in (directory, database, *beside(database)):
+    for path in (directory, database, *log_files(database)):
         with contextlib.suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             wanted = mode & ~NOT_FOR_OTHERS | given
@@ -38,7 +38,7 @@ def make_private(directory: Path, database: Path) -> None:
         given = 0o040 if _lets_group_read(directory) else 0
 
 
-def beside(database: Path) -> tuple[Path, Path]:
+def log_files(database: Path) -> tuple[Path, Path]:
     """The paths of the two files that SQLite keeps beside an open database: the write-ahead log and its index."""
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
 
