@@ -5,7 +5,7 @@ import re
 from contrib.benchmarks.large_site import SHOWCASE, USERS
 from metasched.store.window_queries import JobsOf
 
-BIG = (
+BIG = (  # of shadows the store keeps at most 20,000 rows
     "jobs",
     "runs",
     "rounds",
@@ -18,7 +18,6 @@ BIG = (
     "report_files",
     "fairness",
     "forecasts",
-    "shadows",
     "snapshots",
     "policy_state",
 )
