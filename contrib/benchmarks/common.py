@@ -48,12 +48,17 @@ def add_numbers(parser: argparse.ArgumentParser, option: str, default: Sequence[
 
 
 def growth(times: Mapping[int, float]) -> str:
-    """The growth of ``times`` (by size, two or more), as "jobs^1.00" for linear growth.
+    """The growth of ``times`` (by size, two or more), as "jobs^1.00" for linear growth."""
+    return f"jobs^{exponent(times):.2f}"
 
-    The exponent is the slope of log time over log size, by least squares.
+
+def exponent(times: Mapping[int, float]) -> float:
+    """The exponent of the growth of ``times`` (by size, two or more): the slope of log time over log size.
+
+    It is found by least squares.
     """
     points = [(math.log(size), math.log(time)) for size, time in times.items()]
-    return f"jobs^{statistics.linear_regression(*zip(*points, strict=True)).slope:.2f}"
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def positive(text: str) -> int:
