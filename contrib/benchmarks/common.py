@@ -91,6 +91,20 @@ def say(text: str) -> None:
 
 
 @contextmanager
+def work_tree(revision: str) -> Iterator[Path]:
+    """Context manager: a temporary work tree of another commit."""
+    directory = tempfile.mkdtemp(prefix="mbench-")
+    tree = Path(directory) / "tree"
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, timeout=60, capture_output=True)
+    try:
+        yield tree
+    finally:
+        subprocess.run([*git, "remove", "--force", str(tree)], check=False, timeout=60)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
 def private_cluster(group: NodeGroup, *, tuned: bool = True) -> Iterator[tuple[DevCluster, Path]]:
     """A private Slurm cluster with the job_submit plugin, and a scratch directory; both are removed at the end."""
     base = Path(tempfile.mkdtemp(prefix="mbench-"))
