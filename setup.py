@@ -38,6 +38,7 @@ TEST = [
     "ipykernel",  # runs notebooks
     "mypy",
     "nbclient",
+    "nbformat",
     "pre-commit",
     "pytest>=8",
     "pytest-timeout",
