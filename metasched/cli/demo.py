@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from metasched.cli.completion import policy_names
 from metasched.cli.json_output import echo_json, json_option
 from metasched.core.errors import MetaschedError
 from metasched.presentation.formatting import clean, duration, where, world_sizes_text
@@ -36,16 +37,26 @@ class DemoShortfallError(MetaschedError):
     show_default=True,
     help="Pause in each training step, in place of a larger model.",
 )
+@click.option(
+    "--policy",
+    metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=policy_names,
+    help="The policy, which may be your own  [default: las, with a threshold that shows preemptions].",
+)
 @json_option
-def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
+def command(*, keep: bool, seconds_per_step: float, policy: str | None, as_json: bool) -> None:
     """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
 
     It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
-    is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized.
+    is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized: under another
+    policy than the default one, only if a job did not finish.
     """
+    from metasched.cli.simulation_options import parse_policy  # noqa: PLC0415
     from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
     from metasched.demo import demo_run  # noqa: PLC0415
+    from metasched.demo.jobs import LAS  # noqa: PLC0415
 
+    chosen = LAS if policy is None else parse_policy(policy)
     out = console()
     began = time.monotonic()
     click.echo(
@@ -54,7 +65,7 @@ def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with nullcontext(_nothing) if as_json else _screen(out) as show:
-            result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
+            result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step, policy=chosen)
     finally:
         if keep:
             click.echo(f"The files are kept in {base}", err=as_json)

@@ -12,7 +12,7 @@ from types import FrameType
 
 from metasched.core.policy import installed_policies
 from metasched.demo.demo_cluster import DemoCluster, DemoError, stage
-from metasched.demo.jobs import JOBS
+from metasched.demo.jobs import JOBS, LAS, ChosenPolicy
 from metasched.demo.outcomes import Outcome, outcomes, problems
 from metasched.devcluster.errors import tail
 from metasched.devcluster.processes import INTERRUPTS, handling
@@ -42,26 +42,32 @@ class DemoResult:
     logs: list[str]
 
 
-def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float) -> DemoResult:
+def run(
+    show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float, policy: ChosenPolicy = LAS
+) -> DemoResult:
     """Run the demo in the empty directory ``base``, and call ``show`` with every new status.
+
+    Under another policy than the default one the jobs need not preempt and resize each other.
 
     Raises:
         MetaschedError: the demo could not run to its end; everything is cleaned up.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
-    with _interruptible() as ignore, stage(base, keep=keep) as cluster:
+    with _interruptible() as ignore, stage(base, policy, keep=keep) as cluster:
         try:
-            return _result(cluster, _run_jobs(cluster, show, seconds_per_step))
+            return _result(cluster, _run_jobs(cluster, show, seconds_per_step), moves=policy == LAS)
         finally:
             ignore()
 
 
-def _result(cluster: DemoCluster, slurm_job_ids: Sequence[str]) -> DemoResult:
+def _result(cluster: DemoCluster, slurm_job_ids: Sequence[str], *, moves: bool) -> DemoResult:
     with Store.open(cluster.database, read_only=True) as store:
         found = outcomes(store, slurm_job_ids)
         replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
     different = [each.record.round for each in replayed if each.differences]
-    missing = problems(found, len(JOBS)) + [f"a replay decides round {number} differently" for number in different]
+    missing = problems(found, len(JOBS), moves=moves) + [
+        f"a replay decides round {number} differently" for number in different
+    ]
     logs = [tail(path) for path in cluster.logs] if missing else []
     return DemoResult(found, len(replayed), missing, logs)
 
