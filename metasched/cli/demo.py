@@ -36,12 +36,14 @@ class DemoShortfallError(MetaschedError):
     show_default=True,
     help="Pause in each training step, in place of a larger model.",
 )
+@click.option("--hold", is_flag=True, help="Keep cluster and web page running after the jobs' ends, until Ctrl-C.")
 @json_option
-def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
+def command(*, keep: bool, seconds_per_step: float, hold: bool, as_json: bool) -> None:
     """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
 
-    It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
-    is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized.
+    The address of a web page that shows the demo live is printed first. The demo takes a minute or two and needs
+    Debian's Slurm packages (they are fetched where they are missing); everything is removed at the end. Exit code 1 if
+    a job did not finish, or if nothing was preempted or resized.
     """
     from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
     from metasched.demo import demo_run  # noqa: PLC0415
@@ -54,7 +56,14 @@ def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with nullcontext(_nothing) if as_json else _screen(out) as show:
-            result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
+            result = demo_run.run(
+                show,
+                base,
+                lambda page: _announce(page, out, as_json=as_json),
+                keep=keep,
+                hold=hold,
+                seconds_per_step=seconds_per_step,
+            )
     finally:
         if keep:
             click.echo(f"The files are kept in {base}", err=as_json)
@@ -71,6 +80,18 @@ def command(*, keep: bool, seconds_per_step: float, as_json: bool) -> None:
         for log in result.logs:
             click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
         raise DemoShortfallError("the demo did not show all that it should: " + "; ".join(result.problems))
+
+
+def _announce(page: str | None, out: Console, *, as_json: bool) -> None:
+    """Print the address of the web page: before the live status, where there is one."""
+    if page is None:
+        text = "There is no web page: its packages are not installed (the extra `web` has them)."
+    else:
+        text = f"The web page is at {page}"
+    if as_json:
+        click.echo(text, err=True)
+    else:
+        out.print(text, highlight=False, soft_wrap=True)
 
 
 def _nothing(status: Status) -> None:

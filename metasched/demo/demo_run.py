@@ -42,8 +42,24 @@ class DemoResult:
     logs: list[str]
 
 
-def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float) -> DemoResult:
-    """Run the demo in the empty directory ``base``, and call ``show`` with every new status.
+def run(
+    show: Callable[[Status], None],
+    base: Path,
+    announce: Callable[[str | None], None],
+    *,
+    keep: bool,
+    hold: bool,
+    seconds_per_step: float,
+) -> DemoResult:
+    """Run the demo in the empty directory ``base``.
+
+    Args:
+        show: is called with every new status.
+        base: for all files.
+        announce: is called with the address of the web page; with None where there is no page.
+        keep: whether the files stay.
+        hold: whether cluster and page stay after the jobs' ends, until SIGINT, SIGTERM or SIGHUP.
+        seconds_per_step: pause in each training step.
 
     Raises:
         MetaschedError: the demo could not run to its end; everything is cleaned up.
@@ -51,7 +67,11 @@ def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_s
     """
     with _interruptible() as ignore, stage(base, keep=keep) as cluster:
         try:
-            return _result(cluster, _run_jobs(cluster, show, seconds_per_step))
+            announce(cluster.page)
+            submitted = _run_jobs(cluster, show, seconds_per_step)
+            if hold:
+                _wait_for_interrupt(cluster, show)
+            return _result(cluster, submitted)
         finally:
             ignore()
 
@@ -82,6 +102,16 @@ def _run_jobs(cluster: DemoCluster, show: Callable[[Status], None], seconds_per_
         time.sleep(_POLL_SECONDS)
     logs = "\n".join(tail(path) for path in cluster.logs)
     raise DemoError(f"not done after {_LONGEST_SECONDS:.0f} s\n{logs}")
+
+
+def _wait_for_interrupt(cluster: DemoCluster, show: Callable[[Status], None]) -> None:
+    try:
+        while True:
+            if (status := cluster.status()) is not None:
+                show(status)
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return
 
 
 @contextmanager

@@ -14,6 +14,7 @@ progress, never by the clock, so the demo is the same on a slow machine.
 
 from __future__ import annotations
 
+import getpass
 import shlex
 import sys
 from dataclasses import dataclass
@@ -79,10 +80,23 @@ JOBS = (
 
 
 def configuration(state: Path, shared: Path) -> str:
-    """Return the text of the daemon's configuration file."""
+    """Return the text of the configuration file of the daemon and the web page."""
     return f"""[paths]
 state = "{state}"
 shared = "{shared}"
+
+[access]
+admins = ["{getpass.getuser()}"]
+
+[shadow]
+policies = ["fifo"]
+pause_seconds = 2
+
+[forecast]
+pause_seconds = 2
+
+[web]
+state = "{state}/web"
 
 [schedule]
 round_seconds = 5
