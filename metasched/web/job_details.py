@@ -9,7 +9,16 @@ from metasched.core.apps import LossPoint
 from metasched.core.reason_words import words
 from metasched.presentation.job_explanation import explanation, history, time_use_words
 from metasched.shared_dir.published_status import JobStatus, Status
-from metasched.store import ActionRecord, DecisionRecord, EventRecord, JobRecord, RunRecord, Store, StoreError
+from metasched.store import (
+    ActionRecord,
+    DecisionRecord,
+    EventRecord,
+    ForecastRecord,
+    JobRecord,
+    RunRecord,
+    Store,
+    StoreError,
+)
 from metasched.store.job_queries import BatchChange, CheckpointRecord, ThroughputPoint
 from metasched.store.time_use import TimeUse, time_use
 from metasched.web.access import Viewer
@@ -35,6 +44,7 @@ class JobPast:
         decisions: the latest decisions, newest first, as are actions, events and checkpoints.
         actions: the latest actions.
         events: the latest events.
+        forecasts: the first and the latest forecast of its start and its end, with what came.
         points: reported speeds and losses; empty where the viewer may not see them, as are the next three.
         losses: losses by progress, thinned by the store.
         batches: the first batch, and its changes.
@@ -46,6 +56,7 @@ class JobPast:
     decisions: Sequence[DecisionRecord] = ()
     actions: Sequence[ActionRecord] = ()
     events: Sequence[EventRecord] = ()
+    forecasts: Sequence[ForecastRecord] = ()
     points: Sequence[ThroughputPoint] = ()
     losses: Sequence[LossPoint] = ()
     batches: Sequence[BatchChange] = ()
@@ -126,6 +137,7 @@ def read_past(uid: str, viewer: Viewer, database: DatabaseReader) -> JobPast | N
             decisions=store.recent_decisions(uid, MOST_DECISIONS),
             actions=store.recent_actions(MOST_ACTIONS, uid),
             events=store.recent_events(MOST_EVENTS, uid),
+            forecasts=sorted(store.forecasts(uid), key=lambda one: (one.kind != "start", one.latest)),
         )
         return _with_reports(past, store) if viewer.may_see_details(record) else past
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from metasched.presentation.formatting import gpus_text, progress_text
+from metasched.presentation.formatting import expected_text, gpus_text, progress_text
 from metasched.shared_dir.published_status import JobStatus
 from metasched.web import query
 from metasched.web.access import Viewer
@@ -161,6 +161,7 @@ def public_fields(job: JobStatus, viewer: Viewer) -> dict[str, Any]:
         "steps_per_second": job.steps_per_second if details else None,
         "loss": job.loss if details else None,
         "rho": job.rho if details else None,
+        "forecast": None if job.forecast is None else asdict(job.forecast),
     }
 
 
@@ -182,6 +183,7 @@ def _page(request: Request) -> Response:
             "job": job,
             "state": state_of(job),
             "place": job.place,
+            "expected": expected_text(job.forecast, view.now),
             "gpus": gpus_text(job),
             "progress": progress_text(job) if view.viewer.may_see_details(job) else "",
             "tone": tone(job.uid),
