@@ -24,6 +24,7 @@ from metasched.web.access import Access, Viewer
 from metasched.web.database import DatabaseReader
 from metasched.web.published import Publication, PublishedStatus
 from metasched.web.settings import WebSettings
+from metasched.web.what_if_runs import WhatIfRuns
 
 STATIC = Path(__file__).parent / "static"
 _CLOCK_SECONDS = 60.0  # difference of clocks that is not worth a warning
@@ -96,6 +97,7 @@ class Site:
     published: PublishedStatus
     database: DatabaseReader
     access: Access
+    what_ifs: WhatIfRuns
     templates: jinja2.Environment
     static_version: str
     navigation: Sequence[Page] = field(default_factory=tuple)

@@ -37,7 +37,7 @@ PACKAGES = {
         *("apps", "core", "configuration", "forecast", "installation", "intake", "learning", "metrics", "observe"),
         *("replay", "scheduling", "shadow", "shared_dir", "slurm", "store"),
     },
-    "web": {"apps", "configuration", "core", "presentation", "shared_dir", "slurm", "store"},
+    "web": {"apps", "configuration", "core", "forecast", "presentation", "shared_dir", "slurm", "store"},
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
