@@ -1,11 +1,11 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench docs clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
-TESTS := lint types unit oracles faults browser shim integrations slurm
+TESTS := lint types docs unit oracles faults browser shim integrations slurm
 KILLS ?= 200
 SECONDS ?= 180
 SEED ?= 1
@@ -25,7 +25,7 @@ help: ## this list
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: ## everything that must pass: the nine below, all of them even if one fails
+test: ## everything that must pass: the ten below, all of them even if one fails
 	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
@@ -35,6 +35,10 @@ lint: python ## ruff: rules and format
 
 types: python ## mypy, strict
 	$(BIN)/mypy
+
+docs: python ## the documentation: the site in build/site, the man pages in build/man
+	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees -c docs/site . build/site
+	$(BIN)/python docs/site/man_pages.py build/man
 
 unit: python ## tests without Slurm and without process groups
 	$(PYTEST) tests/unit

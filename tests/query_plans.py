@@ -3,6 +3,7 @@
 import re
 
 from contrib.benchmarks.large_site import SHOWCASE, USERS
+from metasched.store.window_queries import JobsOf
 
 BIG = (
     "jobs",
@@ -28,7 +29,7 @@ def calls(store, now):
         "job_labels": lambda: store.job_labels([SHOWCASE]),
         "gpu_hours_by_user": lambda: store.gpu_hours_by_user(now - 7 * day, now, now),
         "gpu_hours_by_job": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100),
-        "gpu_hours_by_job of users": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100, users=[USERS[0]]),
+        "gpu_hours_by_job of users": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100, JobsOf([USERS[0]])),
         "round_at": lambda: store.round_at(now - day),
         "round_before": lambda: store.round_before(number),
         "round_after": lambda: store.round_after(number),
@@ -44,6 +45,7 @@ def calls(store, now):
         "recent_decisions": lambda: store.recent_decisions(SHOWCASE, 50),
         "recent_actions": lambda: store.recent_actions(50, SHOWCASE),
         "recent_events": lambda: store.recent_events(50, SHOWCASE),
+        "recent_runs": lambda: store.recent_runs(200),
         "find_jobs": lambda: store.job(SHOWCASE),
         "apps_states": lambda: store.apps_states(20),
     }

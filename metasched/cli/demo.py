@@ -110,8 +110,8 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         return
     from rich.live import Live  # noqa: PLC0415
 
-    from metasched.cli.status_selection import in_order  # noqa: PLC0415
     from metasched.cli.status_tables import overview  # noqa: PLC0415
+    from metasched.presentation.job_selection import in_order  # noqa: PLC0415
 
     with Live(console=out, auto_refresh=False, transient=True) as live:
 

@@ -24,7 +24,7 @@ from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.model import Job, Snapshot
 from metasched.core.model import Status as JobState
 from metasched.core.reason_words import words
-from metasched.core.reasons import Code, Reason, from_json, to_json, without_strangers
+from metasched.core.reasons import Code, Reason
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
@@ -33,6 +33,7 @@ from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.daemon.node_status import node_statuses
 from metasched.daemon.private_status import PrivateStatus
 from metasched.observe.known_good_size import known_good_size
+from metasched.shared_dir.job_reasons import reason_fields, without_other_jobs
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     AppStatus,
@@ -345,7 +346,7 @@ class StatusPublisher:
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
             reason=words(shown),
-            **_reason_fields(shown),
+            **reason_fields(shown),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             run_started=job.run_started,
@@ -386,7 +387,7 @@ class StatusPublisher:
             max_gpus=int(needed.get("max_gpus", gpus)),
             preempt=str(needed.get("preempt", "checkpoint")),
             reason=words(ended_as),
-            **_reason_fields(ended_as),
+            **reason_fields(ended_as),
             nodes={},
             gpu_type=None,
             run_started=None,
@@ -462,18 +463,7 @@ def _ids_by_user(snapshot: Snapshot) -> _Ids:
 def _for_owner(job: JobStatus, ids: _Ids) -> JobStatus:
     """Return a job without what it tells of other users' jobs, for its owner where Slurm hides jobs."""
     own = ids.get(job.user, {})
-    known = tuple(uid for uid in job.stopped_for if uid in own)
-    reason = from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
-    first, *others = (without_strangers(part, own.values()) for part in reason.parts)
-    told = first.and_also(*others)
-    return replace(
-        job,
-        stopped_for=known,
-        stopped_for_others=len(job.stopped_for) - len(known),
-        co_runner=job.co_runner if job.co_runner in own.values() else None,
-        reason=job.reason if told == reason else words(told),
-        **_reason_fields(told),
-    )
+    return without_other_jobs(job, own, own.values())
 
 
 def _waits(job: Job) -> bool:
@@ -502,16 +492,6 @@ def _planned(job: Job, controller: Controller) -> PlannedStatus | None:
     """Return when the job is to run next; None for a job that is blocked, or not planned."""
     run = None if job.blocked is not None else controller.planned(job.uid)
     return None if run is None else PlannedStatus(**asdict(run))
-
-
-def _reason_fields(reason: Reason) -> dict[str, Any]:
-    """Return the fields of ``JobStatus`` that tell a reason to programs."""
-    data = to_json(reason)
-    return {
-        "reason_code": data["code"],
-        "reason_facts": data.get("facts", {}),
-        "reason_also": tuple(data.get("also", ())),
-    }
 
 
 def why_no_sharing(config: Config, state: ClusterState) -> str:

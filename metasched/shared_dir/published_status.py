@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from metasched.core.errors import MetaschedError
+from metasched.shared_dir.job_reasons import public_reason
 
 FILE_NAME = "status.json"
 JOBS_FILE_NAME = "status-jobs.json"
@@ -392,13 +393,13 @@ def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
     names = JobStatus.__slots__ if whole else _PUBLIC_NAMES
     values = {name: value for name in names if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)}
     if not whole:
-        values |= _NOT_SHOWN
+        values |= _NOT_SHOWN | public_reason(job)
     return msgspec.json.encode(values)
 
 
 def public_job(job: JobStatus) -> JobStatus:
     """Return the job as everybody may see it."""
-    return replace(job, **_PRIVATE_DEFAULTS)
+    return replace(job, **_PRIVATE_DEFAULTS, **public_reason(job))
 
 
 def publish(shared: Path, status: Status) -> None:

@@ -24,6 +24,7 @@ from metasched.web.access import Access, Viewer
 from metasched.web.database import DatabaseReader
 from metasched.web.published import Publication, PublishedStatus
 from metasched.web.settings import WebSettings
+from metasched.web.visible_jobs import VisibleJobs
 from metasched.web.what_if_runs import WhatIfRuns
 
 STATIC = Path(__file__).parent / "static"
@@ -57,16 +58,18 @@ class View:
     Attributes:
         viewer: the user who asks.
         publication: the published status.
+        jobs: the publication's jobs as the viewer may see them.
         now: the present instant, unix seconds.
     """
 
     viewer: Viewer
     publication: Publication
+    jobs: VisibleJobs
     now: float
 
     @property
     def status(self) -> Status | None:
-        """The published status; None where there is none."""
+        """The published status; None where there is none. ``jobs`` has its jobs as the viewer may see them."""
         return self.publication.status
 
     @property
@@ -110,7 +113,8 @@ class Site:
         """
         publication = self.published.current()
         private = publication.status is not None and publication.status.jobs_are_private
-        return View(self.access.viewer(request, jobs_private=private), publication, time.time())
+        viewer = self.access.viewer(request, jobs_private=private)
+        return View(viewer, publication, VisibleJobs(publication, viewer), time.time())
 
     def render(
         self, request: Request, template: str, view: View | None = None, *, code: int = 200, **values: Any

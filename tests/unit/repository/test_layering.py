@@ -39,8 +39,9 @@ PACKAGES = {
     },
     "web": {"apps", "configuration", "core", "forecast", "presentation", "shared_dir", "slurm", "store"},
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
+    "api": {"configuration", "core", "daemon", "presentation", "shared_dir", "simulator", "store"},
     "cli": {
-        *("apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
+        *("api", "apps", "configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation"),
         *("presentation", "replay", "shared_dir", "simulator", "slurm", "store", "web"),
     },
 }
