@@ -1,7 +1,7 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench docs clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign docker-campaign fake-campaigns soak test-kills test-forks test-docker bench docs clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -74,6 +74,9 @@ fuzz: python ## INPUTS=100000 hostile inputs for each parser, guided by coverage
 
 campaign: cluster ## SECONDS=180 SEED=1 [PLAIN=yes]: random faults of daemon, Slurm, nodes and trainers on a private Slurm
 	$(BIN)/python -m tests.campaign --seconds $(SECONDS) --seed $(SEED) $(if $(PLAIN),--plain)
+
+docker-campaign: python ## SECONDS=180 SEED=1 SLURM=22.05: random faults of hosts on a cluster of several hosts in containers
+	CAMPAIGN_SECONDS=$(SECONDS) CAMPAIGN_SEED=$(SEED) contrib/docker/cluster test $(SLURM) -k test_a_campaign_of_faults_of_hosts
 
 fake-campaigns: python ## CAMPAIGNS=2000 SEED=1 campaigns on a fake Slurm with faults, and a simulated clock
 	$(BIN)/python -m tests.campaign.simulated --campaigns $(CAMPAIGNS) --seed $(SEED)

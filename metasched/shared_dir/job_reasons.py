@@ -10,12 +10,12 @@ from metasched.core.reason_words import words
 from metasched.core.reasons import MEASURING, Code, Reason, from_json, to_json, without_measures, without_strangers
 
 if TYPE_CHECKING:
-    from metasched.shared_dir.published_status import JobStatus
+    from metasched.shared_dir.published_status import DecidedStatus, JobStatus
 
 _CUT = MEASURING.keys() | {str(Code.MARKET_ROUNDS)}
 
 
-def reason_of(job: JobStatus) -> Reason:
+def reason_of(job: JobStatus | DecidedStatus) -> Reason:
     """Return why a job runs or waits."""
     return from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
 
@@ -30,7 +30,7 @@ def reason_fields(reason: Reason) -> dict[str, Any]:
     }
 
 
-def public_reason(job: JobStatus) -> dict[str, Any]:
+def public_reason(job: JobStatus | DecidedStatus) -> dict[str, Any]:
     """Return the fields of a job's reason as everybody may see them; empty where those of the job may be seen."""
     if job.reason_code not in _CUT and not any(other.get("code") in _CUT for other in job.reason_also):
         return {}
