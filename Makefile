@@ -1,12 +1,13 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign docker-campaign fake-campaigns soak test-kills test-forks test-docker bench docs clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
 TESTS := lint types docs unit oracles faults browser shim integrations slurm
 KILLS ?= 200
+ROUNDS ?= 500
 SECONDS ?= 180
 SEED ?= 1
 PLAIN ?=
@@ -67,6 +68,9 @@ gpu: python ## tests of the shim on a GPU, where there is one; not part of `make
 
 any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make oracles` has 200
 	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/oracles/test_any_input.py
+
+slow-clients: python ## ROUNDS=500 rounds beside a crowded, stopped and killed web page; `make unit` has 12
+	ROUNDS=$(ROUNDS) $(BIN)/pytest -q tests/unit/web/test_slow_clients.py
 
 fuzz: python ## INPUTS=100000 hostile inputs for each parser, guided by coverage (installs atheris)
 	$(BIN)/pip install --quiet --no-deps atheris==3.0.0

@@ -5,7 +5,7 @@ import re
 from contrib.benchmarks.large_site import SHOWCASE, USERS
 from metasched.store.window_queries import JobsOf
 
-BIG = (
+BIG = (  # of shadows the store keeps at most 20,000 rows
     "jobs",
     "runs",
     "rounds",
@@ -16,6 +16,10 @@ BIG = (
     "events",
     "losses",
     "report_files",
+    "fairness",
+    "forecasts",
+    "snapshots",
+    "policy_state",
 )
 
 
@@ -67,6 +71,11 @@ def scans(store, call):
     finally:
         del store._rows
     assert statements
+    return scanned(connection, statements)
+
+
+def scanned(connection, statements):
+    """The steps of statements, with their parameters, that read a whole table with rows that grow with the history."""
     steps = [
         step
         for sql, parameters in statements

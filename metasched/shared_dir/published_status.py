@@ -579,6 +579,16 @@ def read(shared: Path) -> Status:
     Raises:
         StatusError: there is no published status, or another version's.
     """
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()  # thousands of new records would start the collector many times, in vain
+        return _read(shared)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(shared: Path) -> Status:
     directory = shared / PRIVATE_DIRECTORY
     for last in range(READ_TRIES - 1, -1, -1):
         status = _read_summary(shared)
@@ -660,18 +670,13 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[_Content]) -> _Content:
 
 
 def _decode(path: Path, content: bytes, decoder: msgspec.json.Decoder[_Content]) -> _Content:
-    was_enabled = gc.isenabled()
     try:
-        gc.disable()  # thousands of records would start the collector many times, in vain
         return decoder.decode(content)
     except msgspec.ValidationError:
         raise StatusError(_other_version(path)) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         msg = f"{path}: not a status file"
         raise StatusError(msg) from None
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _grow(job: JobStatus, published: float) -> None:
