@@ -35,6 +35,7 @@ TEST = [
     "ipykernel",  # runs notebooks
     "mypy",
     "nbclient",
+    "nbformat",
     "pre-commit",
     "pytest>=8",
     "pytest-timeout",

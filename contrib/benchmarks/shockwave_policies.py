@@ -84,7 +84,10 @@ def large(table: ThroughputTable, gpus: int) -> float:
 
 
 def compared(markets: Sequence[Market], count: int, seconds: float) -> list[tuple[float, float]]:
-    """Of some windows, evenly spread: the program's CPU seconds, and how much better its objective is, relatively."""
+    """Of some windows, evenly spread: the program's CPU seconds, and how much better its objective is, relatively.
+
+    It is minus infinity where the program has found no schedule in time.
+    """
     chosen = [markets[int((at + 0.5) * len(markets) / count)] for at in range(count)]
     found = []
     for market in chosen:
@@ -92,7 +95,7 @@ def compared(markets: Sequence[Market], count: int, seconds: float) -> list[tupl
         begun = time.process_time()
         theirs = program_optimum(market, seconds=seconds).objective
         took = time.process_time() - begun
-        found.append((took, (theirs - ours) / max(abs(theirs), 1e-9)))
+        found.append((took, (theirs - ours) / max(abs(ours), 1e-9)))
         common.say(f"{len(market.keys)} jobs: {took:.1f} s, {found[-1][1]:+.1e}")
     return found
 

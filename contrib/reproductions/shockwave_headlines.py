@@ -276,7 +276,7 @@ def on_trace(table: ThroughputTable, published: Workload, seed: int, modes: Mapp
             seconds = isolated_seconds(given.training, place)
             mode = Mode.STATIC if seconds < SHORT_SECONDS and training.mode is Mode.ACCORDION else training.mode
             model = model_name(training.family, training.regimes[0].batch)
-            steps = max(seconds * (table.speed(model, "v100", (width,)) or 0.0), 1.0)
+            steps = max(seconds * (table.speed(model, "v100", packed(width, GPUS_OF_NODE)) or 0.0), 1.0)
             job = trace_job(given.job.uid, f"{model}, {mode.value}", given.job.submitted, width)
             submissions.append(Submission(job, RegimeTraining.of(table, mode, model, width, steps)))
     return Workload(f"{published.source}, seed {seed}", tuple(sorted(submissions, key=lambda one: one.job.uid)))

@@ -19,6 +19,7 @@ from metasched.simulator.simulation import simulate
 from metasched.throughput.batch_size_regimes import Mode
 from metasched.throughput.batch_speed import batch_speed
 from metasched.throughput.goodput_profile import packed
+from metasched.throughput.throughput_table import ThroughputTable
 from policies.shockwave.policy import Shockwave, ShockwaveParameters
 from tests.builders import job, linear, nodes, snapshot
 from tests.unit.contrib.test_pollux_headlines import short_profiles
@@ -105,9 +106,16 @@ def test_a_replayed_batch_is_known_at_its_efficiency():
 
 def test_jobs_have_the_arrivals_and_durations_of_a_trace():
     """Durations are those at the first batch; GPUs are powers of two, up to the table's most."""
-    given = published("any", adaptive=False)
+    few = published("any", adaptive=False)
+    wide = [
+        replace(one, job=one.job.evolve(gpus=12, max_gpus=12), training=replace(one.training, batch=4096))
+        for one in few.submissions[:2]
+    ]
+    given = replace(few, submissions=(*wide, *few.submissions[2:]))
     static = dict(zip((Mode.STATIC, Mode.ACCORDION, Mode.GNS), MIXES["all static"], strict=True))
-    made = on_trace(TABLE, given, 1, static)
+    slow = {job_type: speed / 2 for job_type, speed in TABLE.alone["v100"].items()}
+    table = ThroughputTable({**TABLE.alone, "v100_unconsolidated": slow}, {}, server_gpus=8)
+    made = on_trace(table, given, 1, static)
     assert len(made.submissions) == len(given.submissions)
     for one, other in zip(made.submissions, given.submissions, strict=True):
         assert one.job.submitted == other.job.submitted

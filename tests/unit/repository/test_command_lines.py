@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -19,6 +20,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "contrib").glob("*/README.md")),
 ]
+POLICIES = installed_policies()
+POLICIES.register(runpy.run_path(str(ROOT / "contrib/examples/own_policy/waited_per_gpu.py"))["WaitedPerGpu"])
 CHEAP = {"policies", "schema"}
 PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_=\[\]:,.]*|.*[$<…].*|.*\.\.\.")
 
@@ -74,7 +77,7 @@ def check(command, words, context):
             if not isinstance(one, str) or PLACEHOLDER.fullmatch(one):
                 continue
             if isinstance(parameter, click.Option) and parameter.opts[0] == "--policy":
-                parse_parameters(one, installed_policies())
+                parse_parameters(one, POLICIES)
             elif not isinstance(parameter.type, click.Path):
                 parameter.type.convert(one, parameter, context)
     if isinstance(command, click.Group) and rest:
