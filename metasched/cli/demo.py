@@ -43,13 +43,15 @@ class DemoShortfallError(MetaschedError):
     shell_complete=policy_names,
     help="The policy, which may be your own  [default: las, with a threshold that shows preemptions].",
 )
+@click.option("--hold", is_flag=True, help="Keep cluster and web page running after the jobs' ends, until Ctrl-C.")
 @json_option
-def command(*, keep: bool, seconds_per_step: float, policy: str | None, as_json: bool) -> None:
+def command(*, keep: bool, seconds_per_step: float, policy: str | None, hold: bool, as_json: bool) -> None:
     """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
 
-    It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
-    is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized: under another
-    policy than the default one, only if a job did not finish.
+    The address of a web page that shows the demo live is printed first. The demo takes a minute or two and needs
+    Debian's Slurm packages (they are fetched where they are missing); everything is removed at the end. Exit code 1 if
+    a job did not finish, or if nothing was preempted or resized: under another policy than the default one, only if a
+    job did not finish.
     """
     from metasched.cli.simulation_options import parse_policy  # noqa: PLC0415
     from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
@@ -65,7 +67,15 @@ def command(*, keep: bool, seconds_per_step: float, policy: str | None, as_json:
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with nullcontext(_nothing) if as_json else _screen(out) as show:
-            result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step, policy=chosen)
+            result = demo_run.run(
+                show,
+                base,
+                lambda page: _announce(page, out, as_json=as_json),
+                keep=keep,
+                hold=hold,
+                seconds_per_step=seconds_per_step,
+                policy=chosen,
+            )
     finally:
         if keep:
             click.echo(f"The files are kept in {base}", err=as_json)
@@ -82,6 +92,18 @@ def command(*, keep: bool, seconds_per_step: float, policy: str | None, as_json:
         for log in result.logs:
             click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
         raise DemoShortfallError("the demo did not show all that it should: " + "; ".join(result.problems))
+
+
+def _announce(page: str | None, out: Console, *, as_json: bool) -> None:
+    """Print the address of the web page: before the live status, where there is one."""
+    if page is None:
+        text = "There is no web page: its packages are not installed (the extra `web` has them)."
+    else:
+        text = f"The web page is at {page}"
+    if as_json:
+        click.echo(text, err=True)
+    else:
+        out.print(text, highlight=False, soft_wrap=True)
 
 
 def _nothing(status: Status) -> None:

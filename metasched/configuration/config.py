@@ -291,7 +291,7 @@ class Shadow(_Section):
     """Policies that decide on the same snapshots as the live policy, and whose decisions are only recorded.
 
     Attributes:
-        policies: names of policies, with parameters where needed as in ``las:num_queues=3``; empty for none.
+        policies: names of policies, with parameters where needed as in ``las:promote_knob=3``; empty for none.
         pause_seconds: least time between two rounds that they decide.
         cpu_share: most part of one CPU that they take in the mean.
         jobs: most live jobs of the simulations that estimate completion times and fairness.
@@ -315,6 +315,10 @@ class Standby(_Section):
 
 def _absolute_text(value: str) -> str:
     return str(_absolute(Path(value)))
+
+
+def _absolute_or_empty(value: str) -> str:
+    return value and _absolute_text(value)
 
 
 def _path_of_site(value: str) -> str:
@@ -353,6 +357,8 @@ class WebOptions(_Section):
         root_path: path below which the proxy shows the page, such as ``/metasched``; empty for the top.
         frame_ancestors: origins that may show the page in a frame.
         coordinators: table of Slurm accounts, each with the list of users who coordinate it.
+        state: absolute path of the page's own directory, for the results of what-ifs.
+        comparisons: absolute path of a directory with results of `metasched compare`, shown to all; empty for none.
     """
 
     socket: Annotated[str, AfterValidator(_absolute_text)] = "/run/metasched-web/web.sock"
@@ -363,6 +369,8 @@ class WebOptions(_Section):
     root_path: Annotated[str, AfterValidator(_path_of_site)] = ""
     frame_ancestors: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], Field(strict=False)] = ()
     coordinators: dict[str, _Names] = Field(default_factory=dict)
+    state: Annotated[str, AfterValidator(_absolute_text)] = "/var/lib/metasched-web"
+    comparisons: Annotated[str, AfterValidator(_absolute_or_empty)] = ""
 
 
 def _address(text: str) -> str:

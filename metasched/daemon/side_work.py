@@ -16,15 +16,13 @@ from metasched.configuration.config import Config
 from metasched.core.errors import MetaschedError
 from metasched.daemon.side_process import SideProcess
 from metasched.forecast.calibration import Calibration
+from metasched.forecast.live_settings import live_settings
 from metasched.forecast.records import InstantRange, JobForecast, QueueForecast
 from metasched.forecast.result_file import FORECASTS_FILE, decode_result
 from metasched.forecast.round_follower import Task
 from metasched.forecast.situation import ENDS, STARTS, calibration_of
 from metasched.shadow.result_file import SHADOWS_FILE, decode_shadows
 from metasched.store import ForecastRecord, Store, StoreError
-
-START_SECONDS = 60.0
-"""From getting its GPUs to a job's first step, where no restart was measured, as in `metasched what-if`."""
 
 log = structlog.get_logger()
 
@@ -38,7 +36,6 @@ class SideWork:
 
     Attributes:
         forecast: the latest forecast; None before the first.
-        shadow_problem: why the shadow policies do not decide, in words; "" for no problem.
     """
 
     def __init__(self, config: Config, store: Store) -> None:
@@ -48,7 +45,7 @@ class SideWork:
         self._of: Mapping[str, JobForecast] = {}
         self._problem = ""
         self.forecast: QueueForecast | None = None
-        self.shadow_problem = ""
+        self._shadow_problem = ""
         self._configure(config)
 
     def reconfigure(self, config: Config) -> None:
@@ -93,8 +90,15 @@ class SideWork:
         ended = "" if self._forecasts is None else self._forecasts.problem
         return ended or self._problem
 
+    @property
+    def shadow_problem(self) -> str:
+        """Why the shadow policies do not decide, in words; "" for no problem."""
+        ended = "" if self._shadows is None else self._shadows.problem
+        return ended or self._shadow_problem
+
     def _configure(self, config: Config) -> None:
         forecast, shadow = config.forecast, config.shadow
+        settings = live_settings(config.schedule.round_seconds, config.schedule.min_round_seconds)
         if forecast.enabled:
             effort = {
                 "samples": forecast.samples,
@@ -102,7 +106,7 @@ class SideWork:
                 "arrivals": forecast.jobs,
                 "horizon_seconds": forecast.horizon_seconds,
             }
-            options = {"effort": effort, "settings": _settings(config)}
+            options = {"effort": effort, "settings": settings}
             task = self._task(config, FORECASTS_FILE, forecast.pause_seconds, forecast.cpu_share, options)
             self._forecasts = SideProcess("metasched.forecast", task)
         else:
@@ -111,7 +115,7 @@ class SideWork:
             shadowed: Mapping[str, Any] = {
                 "policies": list(shadow.policies),
                 "jobs": shadow.jobs,
-                "settings": _settings(config),
+                "settings": settings,
             }
             task = self._task(config, SHADOWS_FILE, shadow.pause_seconds, shadow.cpu_share, shadowed)
             self._shadows = SideProcess("metasched.shadow", task)
@@ -158,18 +162,7 @@ class SideWork:
         if content is None:
             return
         result = decode_shadows(content)
-        if result.problem and result.problem != self.shadow_problem:
+        if result.problem and result.problem != self._shadow_problem:
             log.warning("shadows_failed", error=result.problem)
-        self.shadow_problem = result.problem
+        self._shadow_problem = result.problem
         self._store.commit_shadows(result.records)
-
-
-def _settings(config: Config) -> Mapping[str, Any]:
-    """Return the settings of simulations: rounds as in the daemon."""
-    schedule = config.schedule
-    return {
-        "round_seconds": schedule.round_seconds,
-        "min_round_seconds": schedule.min_round_seconds,
-        "start_seconds": START_SECONDS,
-        "restart_seconds": START_SECONDS,
-    }

@@ -149,6 +149,7 @@ class StatusPublisher:
             advice=tuple(AdviceStatus(**asdict(one)) for one in controller.advice),
             store=controller.store_problem or "ok",
             forecast=forecast_summary(controller.side_work),
+            shadow_problem=controller.side_work.shadow_problem if controller.side_work else "",
         )
         self._write(status)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
+from metasched.demo.demo_page import page
 from metasched.demo.jobs import SETTINGS, ChosenPolicy, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
@@ -31,11 +32,15 @@ class DemoError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class DemoCluster:
-    """The running cluster, the daemon and the directory below which all their files lie."""
+    """The running cluster, the daemon, and the directory below which all their files lie.
+
+    ``page`` is the address of the web page; None where the page's packages are not installed.
+    """
 
     base: Path
     cluster: DevCluster
     daemon: subprocess.Popen[bytes]
+    page: str | None = None
 
     @property
     def database(self) -> Path:
@@ -97,8 +102,8 @@ def stage(base: Path, policy: ChosenPolicy, *, keep: bool) -> Iterator[DemoClust
         ) as cluster:
             config = base / "metasched.toml"
             config.write_text(configuration(base / "state", base / "shared", policy), encoding="utf-8")
-            with _daemon(config, cluster) as daemon:
-                yield DemoCluster(base, cluster, daemon)
+            with _daemon(config, cluster) as daemon, page(config, cluster.env) as address:
+                yield DemoCluster(base, cluster, daemon, address)
     finally:
         # Without its files the cluster could not be taken down later.
         if not keep and not (base / "cluster").exists():

@@ -44,9 +44,25 @@ class DemoResult:
 
 
 def run(
-    show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float, policy: ChosenPolicy = LAS
+    show: Callable[[Status], None],
+    base: Path,
+    announce: Callable[[str | None], None],
+    *,
+    keep: bool,
+    hold: bool,
+    seconds_per_step: float,
+    policy: ChosenPolicy = LAS,
 ) -> DemoResult:
-    """Run the demo in the empty directory ``base``, and call ``show`` with every new status.
+    """Run the demo in the empty directory ``base``.
+
+    Args:
+        show: is called with every new status.
+        base: for all files.
+        announce: is called with the address of the web page; with None where there is no page.
+        keep: whether the files stay.
+        hold: whether cluster and page stay after the jobs' ends, until SIGINT, SIGTERM or SIGHUP.
+        seconds_per_step: pause in each training step.
+        policy: the policy's name and parameters.
 
     Under another policy than the default one the jobs need not preempt and resize each other.
 
@@ -58,7 +74,11 @@ def run(
         raise DemoError("the demo trains with PyTorch, which is not installed here: pip install 'metasched[shim]'")
     with _interruptible() as ignore, stage(base, policy, keep=keep) as cluster:
         try:
-            return _result(cluster, _run_jobs(cluster, show, seconds_per_step), moves=policy == LAS)
+            announce(cluster.page)
+            submitted = _run_jobs(cluster, show, seconds_per_step)
+            if hold:
+                _wait_for_interrupt(cluster, show)
+            return _result(cluster, submitted, moves=policy == LAS)
         finally:
             ignore()
 
@@ -91,6 +111,16 @@ def _run_jobs(cluster: DemoCluster, show: Callable[[Status], None], seconds_per_
         time.sleep(_POLL_SECONDS)
     logs = "\n".join(tail(path) for path in cluster.logs)
     raise DemoError(f"not done after {_LONGEST_SECONDS:.0f} s\n{logs}")
+
+
+def _wait_for_interrupt(cluster: DemoCluster, show: Callable[[Status], None]) -> None:
+    try:
+        while True:
+            if (status := cluster.status()) is not None:
+                show(status)
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return
 
 
 @contextmanager

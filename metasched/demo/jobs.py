@@ -14,6 +14,7 @@ progress, never by the clock, so the demo is the same on a slow machine.
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import sys
@@ -88,12 +89,25 @@ LAS: ChosenPolicy = ("las", {"queue_thresholds_gpu_seconds": [THRESHOLD_GPU_SECO
 
 
 def configuration(state: Path, shared: Path, policy: ChosenPolicy = LAS) -> str:
-    """Return the text of the daemon's configuration file."""
+    """Return the text of the configuration file of the daemon and the web page."""
     name, parameters = policy
     keys = "\n".join(f"{key} = {json.dumps(value)}" for key, value in parameters.items())
     return f"""[paths]
 state = "{state}"
 shared = "{shared}"
+
+[access]
+admins = ["{getpass.getuser()}"]
+
+[shadow]
+policies = ["fifo"]
+pause_seconds = 2
+
+[forecast]
+pause_seconds = 2
+
+[web]
+state = "{state}/web"
 
 [schedule]
 round_seconds = 5

@@ -310,7 +310,8 @@ class Status:
     not known. ``jobs_are_private`` says whether Slurm's PrivateData hides jobs. ``seen`` says what the reader of the
     files may see: ``all`` jobs whole, the ``own`` jobs whole, or what is ``public``; the file does not have it.
     ``jobs_version`` is the version of the file of the live jobs, ``whole_version`` that of the file of the whole jobs.
-    ``forecast`` is None where none has been made.
+    ``forecast`` is None where none has been made. ``shadow_problem`` says why the shadow policies do not decide, "" if
+    they do or if there are none.
     """
 
     published: float
@@ -341,6 +342,7 @@ class Status:
     seen: str = "public"
     whole_version: int = 0
     forecast: ForecastStatus | None = None
+    shadow_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
 
     Args:
         snapshot: the live cluster. Blocked jobs that hold no GPUs are left out.
-        estimates: the work of each job, by uid.
+        estimates: the work of each job, by uid; jobs without one are left out.
         policies: the policies by label.
         settings: how the cluster behaves; GPU sharing and uneven placements are those of the snapshot, and restarts
             cost what was measured of each job, where that is known.
@@ -79,7 +79,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
         progress: is called with the number of jobs that have ended under all policies so far, and of all to end.
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
-    jobs = schedulable_jobs(snapshot)
+    jobs = [job for job in schedulable_jobs(snapshot) if job.uid in estimates]
     nodes = (*snapshot.nodes, *unlisted_nodes(snapshot, jobs))
     submissions = tuple(live_submission(job, estimates[job.uid]) for job in jobs)
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}

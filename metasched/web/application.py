@@ -26,6 +26,7 @@ from metasched.web.published import PublishedStatus
 from metasched.web.security import ReadingMethods, SecurityHeaders
 from metasched.web.settings import WebSettings
 from metasched.web.site import API, STATIC, Page, Site, local_path, site_of, version_of
+from metasched.web.what_if_runs import WhatIfRuns
 
 log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ def create_application(settings: WebSettings) -> Starlette:
         published=PublishedStatus(settings.shared),
         database=DatabaseReader(settings.database),
         access=Access(settings),
+        what_ifs=WhatIfRuns(settings.state, settings.database, settings.simulation, settings.simulated_jobs),
         templates=environment,
         static_version=version_of(STATIC),
         navigation=[page for page in found if page.label],

@@ -10,7 +10,16 @@ from metasched.core.reason_words import words
 from metasched.core.reasons import from_text, to_text
 from metasched.presentation.job_explanation import explanation, history, time_use_words
 from metasched.shared_dir.published_status import JobStatus
-from metasched.store import ActionRecord, DecisionRecord, EventRecord, JobRecord, RunRecord, Store, StoreError
+from metasched.store import (
+    ActionRecord,
+    DecisionRecord,
+    EventRecord,
+    ForecastRecord,
+    JobRecord,
+    RunRecord,
+    Store,
+    StoreError,
+)
 from metasched.store.job_queries import BatchChange, CheckpointRecord, ThroughputPoint
 from metasched.store.time_use import TimeUse, time_use
 from metasched.web.database import DatabaseReader
@@ -33,6 +42,7 @@ class JobPast:
         record: the job.
         runs: the latest runs, in their order.
         decisions: the latest decisions, newest first, as are actions, events and checkpoints.
+        forecasts: the first and the latest forecast of its start and its end, with what came.
         actions: the latest actions; empty where the viewer may not see the job whole, as are all that follow.
         events: the latest events.
         points: reported speeds and losses.
@@ -44,6 +54,7 @@ class JobPast:
     record: JobRecord
     runs: Sequence[RunRecord] = ()
     decisions: Sequence[DecisionRecord] = ()
+    forecasts: Sequence[ForecastRecord] = ()
     actions: Sequence[ActionRecord] = ()
     events: Sequence[EventRecord] = ()
     points: Sequence[ThroughputPoint] = ()
@@ -129,6 +140,7 @@ def read_past(uid: str, view: View, database: DatabaseReader) -> JobPast | None:
                 replace(one, reason=view.jobs.reason(one.reason, record))
                 for one in store.recent_decisions(uid, MOST_DECISIONS)
             ],
+            forecasts=sorted(store.forecasts(uid), key=lambda one: (one.kind != "start", one.latest)),
         )
         return _with_records(past, store, view) if view.viewer.may_see_details(record) else past
 

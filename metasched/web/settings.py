@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE
+from metasched.forecast.live_settings import live_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class WebSettings:
         coordinators: users who coordinate a Slurm account, by account.
         root_path: the path below which the proxy shows the page, such as ``/metasched``; "" for the top.
         frame_ancestors: origins that may show the page in a frame; none by default.
+        state: the page's own directory, for the results of what-ifs; None for no what-ifs.
+        comparisons: directory with results of `metasched compare`; None for none.
+        simulation: how the cluster behaves in what-ifs: arguments of ``metasched.simulator.records.Settings``.
+        simulated_jobs: most live jobs of a what-if.
     """
 
     shared: Path
@@ -37,6 +43,10 @@ class WebSettings:
     coordinators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     root_path: str = ""
     frame_ancestors: tuple[str, ...] = ()
+    state: Path | None = None
+    comparisons: Path | None = None
+    simulation: Mapping[str, Any] = field(default_factory=dict)
+    simulated_jobs: int = 500
 
 
 def settings_of(config: Config, *, over_socket: bool, viewer: str | None = None) -> WebSettings:
@@ -58,4 +68,8 @@ def settings_of(config: Config, *, over_socket: bool, viewer: str | None = None)
         coordinators=config.web.coordinators,
         root_path=config.web.root_path,
         frame_ancestors=config.web.frame_ancestors,
+        state=Path(config.web.state),
+        comparisons=Path(config.web.comparisons) if config.web.comparisons else None,
+        simulation=live_settings(config.schedule.round_seconds, config.schedule.min_round_seconds),
+        simulated_jobs=config.forecast.jobs,
     )

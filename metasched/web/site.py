@@ -26,6 +26,7 @@ from metasched.web.database import DatabaseReader
 from metasched.web.published import Publication, PublishedStatus
 from metasched.web.settings import WebSettings
 from metasched.web.visible_jobs import VisibleJobs
+from metasched.web.what_if_runs import WhatIfRuns
 
 log = structlog.get_logger()
 
@@ -130,6 +131,7 @@ class Site:
     published: PublishedStatus
     database: DatabaseReader
     access: Access
+    what_ifs: WhatIfRuns
     templates: jinja2.Environment
     static_version: str
     navigation: Sequence[Page] = field(default_factory=tuple)

@@ -17,8 +17,9 @@ class LineChart:
     """What the template draws.
 
     Attributes:
-        name: of the chart, for its heading and its elements' ids.
+        name: of the chart, for its heading.
         unit: of the values.
+        of_time: whether the horizontal axis has instants, unix seconds; else it has steps.
         path: the line, as the ``d`` of an SVG path in ``UNITS``.
         dots: single points without neighbours, in ``UNITS``.
         across: ticks of the horizontal axis.
@@ -31,6 +32,7 @@ class LineChart:
 
     name: str
     unit: str
+    of_time: bool
     path: str
     dots: tuple[tuple[float, float], ...]
     across: tuple[Tick, ...]
@@ -39,6 +41,11 @@ class LineChart:
     most: str
     last: str
     rows: tuple[tuple[float, float], ...]
+
+    @property
+    def key(self) -> str:
+        """The name as a part of the ids of the chart's elements."""
+        return self.name.lower().replace(" ", "-")
 
 
 def line_chart(
@@ -67,6 +74,73 @@ def line_chart(
         return None
     across = _exact([x for x, _ in rows])
     down = scale_of([y for _, y in rows], from_zero=from_zero)
+    path, dots = _line(points, across, down)
+    ticks = time_ticks(across, 4) if of_time else value_ticks(across, 4)
+    values = [y for _, y in rows]
+    return LineChart(
+        name,
+        unit,
+        of_time,
+        path,
+        dots,
+        tuple(ticks),
+        tuple(Tick(round(100 - tick.place, 2), tick.label) for tick in value_ticks(down)),
+        short_number(min(values)),
+        short_number(max(values)),
+        short_number(values[-1]),
+        tuple(rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonChart:
+    """Two lines on the same axes, as the template draws them.
+
+    Attributes:
+        name: of the chart.
+        lines: name, path and single dots of each line; the first line is drawn whole, the second one dashed.
+        across: ticks of the horizontal axis, which has instants.
+        down: ticks of the vertical axis, in per cent from the top.
+        rows: the values as a table: instant, and the value of each line or None.
+    """
+
+    name: str
+    lines: tuple[tuple[str, str, tuple[tuple[float, float], ...]], ...]
+    across: tuple[Tick, ...]
+    down: tuple[Tick, ...]
+    rows: tuple[tuple[float, float | None, float | None], ...]
+
+
+def comparison_chart(
+    name: str, lines: tuple[str, str], rows: Sequence[tuple[float, float | None, float | None]]
+) -> ComparisonChart | None:
+    """The chart of two values over time, from zero; None where neither is ever known.
+
+    Args:
+        name: of the chart.
+        lines: names of the two lines.
+        rows: instants, ascending, with both values; the lines have gaps where a value is None.
+    """
+    known = [value for row in rows for value in row[1:] if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    across, down = _exact([row[0] for row in rows]), scale_of(known, from_zero=True)
+    return ComparisonChart(
+        name,
+        tuple(
+            (label, *_line([(row[0], row[index]) for row in rows], across, down))
+            for index, label in enumerate(lines, 1)
+        ),
+        tuple(time_ticks(across, 4)),
+        tuple(Tick(round(100 - tick.place, 2), tick.label) for tick in value_ticks(down)),
+        tuple(rows),
+    )
+
+
+def _line(
+    points: Sequence[tuple[float, float | None]], across: Scale, down: Scale
+) -> tuple[str, tuple[tuple[float, float], ...]]:
+    """The path of a line with gaps, and the points without neighbours, in ``UNITS``."""
     parts, dots, part = list[str](), list[tuple[float, float]](), list[tuple[float, float]]()
     for x, y in (*points, (0.0, None)):
         if y is not None and math.isfinite(y) and math.isfinite(x):
@@ -77,20 +151,7 @@ def line_chart(
         elif part:
             parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in part))
         part = []
-    ticks = time_ticks(across, 4) if of_time else value_ticks(across, 4)
-    values = [y for _, y in rows]
-    return LineChart(
-        name,
-        unit,
-        "".join(parts),
-        tuple(dots),
-        tuple(ticks),
-        tuple(Tick(round(100 - tick.place, 2), tick.label) for tick in value_ticks(down)),
-        short_number(min(values)),
-        short_number(max(values)),
-        short_number(values[-1]),
-        tuple(rows),
-    )
+    return "".join(parts), tuple(dots)
 
 
 def _exact(values: list[float]) -> Scale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -78,6 +78,35 @@ def loss_chart(found: JobDetails) -> LineChart | None:
     return line_chart("Loss", "", points)
 
 
+def goodput_chart(found: JobDetails) -> LineChart | None:
+    """The progress per second of training over time, where a step is worth more or less than one at the first batch."""
+    points = () if found.past is None else found.past.points
+    rates, before = list[tuple[float, float]](), (0, 0.0)
+    for point in points:
+        steps = point.step - before[0]
+        if steps > 0:
+            rates.append((point.at, point.steps_per_second * (point.progress - before[1]) / steps))
+        before = point.step, point.progress
+    if all(point.progress == point.step for point in points):
+        return None
+    return line_chart("Goodput", "first steps/s", sorted(rates), of_time=True, from_zero=True)
+
+
+def batch_chart(found: JobDetails) -> LineChart | None:
+    """The global batch over time; None where it never changed."""
+    points = () if found.past is None else found.past.points
+    if len({point.global_batch for point in points}) < 2:  # noqa: PLR2004  one batch is a constant
+        return None
+    batches = sorted((point.at, float(point.global_batch)) for point in points)
+    return line_chart("Global batch", "samples", batches, of_time=True, from_zero=True)
+
+
+def charts_of(found: JobDetails) -> list[LineChart]:
+    """The charts of what the job has reported."""
+    made = (loss_chart(found), speed_chart(found), goodput_chart(found), batch_chart(found))
+    return [chart for chart in made if chart is not None]
+
+
 def speed_chart(found: JobDetails) -> LineChart | None:
     """The optimizer steps per second over time; None where they are not known."""
     if found.past is None:
@@ -143,16 +172,14 @@ def _page(request: Request) -> Response:
         "blocks": run_blocks(runs, found.job.submitted, view.now),
         "app": found.job.app if _is_listed_app(view, found.job.app) else None,
     }
-    if fragment:
-        return site_of(request).render(request, "job_now.html", view, **values)
-    charts = [chart for chart in (loss_chart(found), speed_chart(found)) if chart is not None]
+    charts = charts_of(found)
     return site_of(request).render(
         request,
-        "job.html",
+        "job_now.html" if fragment else "job.html",
         view,
         runs=_runs_table(runs, view.now, detailed=found.is_detailed),
         charts_list=charts,
-        charts_are_live=bool(charts),
+        charts_are_live=bool(charts) or (found.is_detailed and found.job.finished is None),
         chart_every=lambda chart: -(-len(chart.rows) // MOST_ROWS),
         size=size,
         parts=time_parts(found.use),
@@ -187,6 +214,7 @@ def _json(request: Request) -> Response:
             "time_use": None if found.use is None else asdict(found.use),
             "batches": [asdict(one) for one in past.batches],
             "checkpoints": [asdict(one) for one in past.checkpoints],
+            "forecasts": [{**asdict(one), "covered": one.covered} for one in past.forecasts],
         }
     return json_response(request, "job", data)
 
@@ -202,19 +230,18 @@ def _series(request: Request) -> Response:
     """The lines of the charts, for the script that draws them; empty where the viewer may not see them."""
     _, found = job_of(request)
     offset = datetime.now(UTC).astimezone().utcoffset() or timedelta()
-    charts: Mapping[str, LineChart | None] = {"loss": loss_chart(found), "throughput": speed_chart(found)}
     return json_response(
         request,
         "job-series",
         {
-            name: {
+            chart.key: {
                 "name": chart.name,
                 "unit": chart.unit,
+                "of_time": chart.of_time,
                 "utc_offset": offset.total_seconds(),
                 "points": list(chart.rows),
             }
-            for name, chart in charts.items()
-            if chart is not None
+            for chart in charts_of(found)
         },
     )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from metasched.presentation.formatting import gpus_text, progress_text
+from metasched.presentation.formatting import expected_text, gpus_text, progress_text
 from metasched.shared_dir.published_status import JobStatus
 from metasched.web import query
 from metasched.web.site import API, Page, json_response, site_of
@@ -159,6 +159,7 @@ def public_fields(job: JobStatus) -> dict[str, Any]:
         "steps_per_second": job.steps_per_second,
         "loss": job.loss,
         "rho": job.rho,
+        "forecast": None if job.forecast is None else asdict(job.forecast),
     }
 
 
@@ -175,6 +176,7 @@ def _page(request: Request) -> Response:
             "job": job,
             "state": state_of(job),
             "place": job.place,
+            "expected": expected_text(job.forecast, view.now),
             "gpus": gpus_text(job),
             "progress": progress_text(job),
             "tone": tone(job.uid),

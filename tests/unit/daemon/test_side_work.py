@@ -108,14 +108,14 @@ def test_a_result_that_cannot_be_read_is_refused(beside, content):
 
 
 def test_problems_are_shown(beside):
-    """Why there is no forecast is in the status; the shadows' problem is kept."""
+    """Why there is no forecast, and why the shadow policies do not decide, is in the status."""
     beside.add("--gres=gpu:1")
     beside.run(3)
     write(beside, FORECASTS_FILE, encode_result(ForecastResult(1, problem="no snapshot is kept")))
     write(beside, SHADOWS_FILE, encode_shadows(ShadowResult(problem="round 1: broken")))
     beside.run(3)
     assert beside.status().forecast.problem == "no snapshot is kept"
-    assert beside.controller.side_work.shadow_problem == "round 1: broken"
+    assert beside.status().shadow_problem == "round 1: broken"
 
 
 def test_a_reload_replaces_the_processes(beside):

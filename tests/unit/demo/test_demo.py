@@ -113,7 +113,7 @@ def test_a_shortfall_ends_with_code_1(monkeypatch, tmp_path):
     """The demo shows the table, then the logs and the missing event."""
     result = demo_run.DemoResult([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(demo_run, "run", lambda show, base, **options: result)
+    monkeypatch.setattr(demo_run, "run", lambda show, base, announce, **options: result)
     done = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
     assert done.exit_code == 1
     assert "4 → 2 → 4" in done.stdout

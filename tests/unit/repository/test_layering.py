@@ -38,7 +38,7 @@ PACKAGES = {
         *("apps", "core", "configuration", "forecast", "installation", "intake", "learning", "metrics", "observe"),
         *("replay", "scheduling", "shadow", "shared_dir", "slurm", "store"),
     },
-    "web": {"apps", "configuration", "core", "presentation", "shared_dir", "slurm", "store"},
+    "web": {"apps", "configuration", "core", "forecast", "presentation", "shared_dir", "slurm", "store"},
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "api": {"configuration", "core", "daemon", "presentation", "shared_dir", "simulator", "store"},
     "cli": {

@@ -267,11 +267,11 @@ def test_an_empty_site_has_empty_pages(tmp_path, path):
 
 
 def test_a_job_page_polls_a_fragment(owner):
-    """The part of the job page that changes is answered alone, without frame and records."""
+    """The part of the job page that changes is answered alone, without frame, with charts and records."""
     fragment = owner.get(f"/job/{SHOWCASE}", headers={"HX-Request": "true"}).text
     assert "<html" not in fragment
-    assert "Why it runs" in fragment
-    assert "Checkpoints" not in fragment
+    for expected in ("Why it runs", 'id="plot-loss"', 'id="runs-list"', 'id="checkpoints"'):
+        assert expected in fragment
 
 
 def test_live_uids_are_those_of_the_status():

@@ -26,6 +26,8 @@ from starlette.testclient import TestClient
 
 from metasched.configuration.config import Access
 from metasched.core.reasons import Code, Reason, to_text
+from metasched.forecast.what_if_result import WhatIfJob, WhatIfPolicy, WhatIfResult, write_result
+from metasched.store import ShadowRecord
 from metasched.web.application import create_application
 from metasched.web.settings import WebSettings
 from tests.fakes.fake_slurm import FakeSlurm
@@ -76,7 +78,9 @@ class Observed:
             trusts_header=True,
             admins=access.admins,
             coordinators={"vision": (VIEWERS["coordinator"],)},
+            state=base / "web",
         )
+        self._think_ahead(base / "web")
         self.application = create_application(settings)
         self.strangers_uid = self.record(STRANGERS_ID).uid
         self._hidden = re.compile(rf"{JOB_ID}|{ENDED_ID}|ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
@@ -167,6 +171,18 @@ class Observed:
                 "global_batch, per_gpu_batch, accumulation) VALUES (?, 1, 1, ?, 24321, 10, 10, 1, 0.7171, 1, 8, 8, 1)",
                 [self.record(JOB_ID).uid, self.site.slurm.now],
             )
+
+    def _think_ahead(self, directory: Path) -> None:
+        """Let a shadow policy and a what-if name the owner's job."""
+        store, now = self.site.store, self.site.slurm.now
+        number = self.site.controller.round_number
+        with store.transaction():
+            store.commit_shadows([ShadowRecord(number, now, "las", "fifo", 4, (self.uid,), (self.uid,))])
+        directory.mkdir()
+        job = WhatIfJob(self.uid, "its own reports", {"fifo (now)": now + 60}, {"fifo (now)": 0})
+        policy = WhatIfPolicy("fifo (now)", 60.0, now + 60, 0, 1, 0, 0)
+        result = WhatIfResult(VIEWERS["admin"], ("las",), now, now, number, now, (policy,), (job,))
+        write_result(directory / "what-if-1.json", result)
 
 
 @contextlib.contextmanager
