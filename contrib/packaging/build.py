@@ -27,7 +27,7 @@ SHELLS = {
     "fish": "usr/share/fish/vendor_completions.d/metasched.fish",
 }
 NOTIFY = """\
-# Destinations of messages about events: https://.../docs/admin/MESSAGES.md, or `metasched notify --help`.
+# Destinations of messages about events: docs/admin/MESSAGES.md explains the keys, `metasched notify --check` checks.
 # Keep this file readable by the group metasched alone (0640): it holds secrets.
 #
 #[[notify]]
