@@ -22,6 +22,25 @@ JOBS = """JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES
 """
 
 
+RESEARCHER = """
+import json, sys
+from metasched.api import Cluster, what_if
+
+cluster = Cluster.connect(config=sys.argv[1])
+running, waiting = cluster.jobs(states=["running"])[0], cluster.jobs(states=["waiting"])[0]
+found = what_if(["las:queue_thresholds_gpu_seconds=[1.0],promote_knob=null"], config=sys.argv[1], assume_hours=1)
+print(json.dumps({
+    "jobs": [running.slurm_job_id, waiting.slurm_job_id],
+    "why": cluster.explain(waiting.uid),
+    "runs": [one.placement.gpus for one in cluster.runs(running.slurm_job_id)],
+    "rounds": len(cluster.rounds()),
+    "granted": [one["granted"] is not None for one in cluster.decisions(running.uid).to_dicts()],
+    "ends": [row for row in found.jobs.to_dicts()],
+    "columns": list(cluster.events().to_pandas()),
+}))
+"""
+
+
 def metasched(site, *argv, config=True):
     options = ["--config", str(site.config)] if config else []
     line = [sys.executable, "-m", "metasched", *options, *map(str, argv)]
@@ -50,6 +69,28 @@ def test_what_if_of_the_live_queue(small_site):
     assert one["ends"][las] > one["ends"][now]
     assert site.job(first).status == "running"
     assert site.job(second).status == "held"
+    _a_researcher_sees(site, first, second)
+
+
+def _a_researcher_sees(site, first, second):
+    """The Python API has the live jobs, why one waits, the history, and the same what-if."""
+    done = subprocess.run(
+        [sys.executable, "-c", RESEARCHER, site.config],
+        env={**site.cluster.env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["jobs"] == [first, second]
+    assert seen["why"][0].startswith(f"Job {second} ")
+    assert (seen["runs"], seen["granted"][-1]) == ([4], True)
+    assert seen["rounds"] > 0
+    assert {"at", "kind", "text"} <= set(seen["columns"])
+    assert [row["slurm_job_id"] for row in seen["ends"]] == [first, second]
+    assert seen["ends"][0]["ends fifo (now)"] < seen["ends"][1]["ends fifo (now)"]
 
 
 def test_a_sweep_runs_as_a_job_array(small_site):
