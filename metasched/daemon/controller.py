@@ -414,7 +414,10 @@ class Controller:
         However long ago it was: a controller that has answered nobody since then may know its nodes only in part.
         """
         boot_time = self._restart_watch.boot_time  # in whole seconds, rounded down
-        if boot_time is not None and 0 < last_poll < boot_time + 1:
+        if boot_time is None:
+            return
+        since = last_poll or self._clock() - self.config.slurm.settle_seconds  # the first daemon of all knows no poll
+        if since < boot_time + 1:
             self._note_restart()
 
     def _settle(self, since: float) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from metasched.core.model import Status
+from metasched.core.model import Placement, Status
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.reuse import Latest, reuses_results
 from metasched.intake.job_intake import RecordedJob
@@ -226,8 +226,9 @@ class RunTracking:
         if run is not None and run.started is not None and slurm.started > run.started + 1:
             self._close_run(record, run, slurm.started)  # it ended and began again between two polls
             run = None
-        if (run is None or run.started is None) and self._is_recovered(record, slurm):
+        if self._is_recovered(record, run, slurm, placement):
             return self._requeue_recovered(record, slurm, now)
+        self._recovered_since.pop(record.uid, None)
         if run is None:
             text = "Slurm started it though no plan asked for it"
             self._store.event("started_without_us", text, uid=record.uid, at=now)
@@ -239,16 +240,24 @@ class RunTracking:
             return self._clear_not_before(record) or news
         return self._follow_suspension(run, status, now)
 
-    def _is_recovered(self, record: JobRecord, slurm: SlurmJob) -> bool:
-        """Whether the run that Slurm lists is one that has ended: a controller that crashed has forgotten the end."""
+    def _is_recovered(self, record: JobRecord, run: RunRecord | None, slurm: SlurmJob, placement: Placement) -> bool:
+        """Whether the run that Slurm lists is one that has ended: a controller that crashed has forgotten the end.
+
+        A later run that is open has another start and other nodes; on the same nodes, its processes are what Slurm has
+        recovered.
+        """
+        if slurm.started is None:
+            return False
+        if run is not None and run.started is not None:
+            return slurm.started < run.started - 1 and run.placement is not None and placement != run.placement
         starts = [run.started for run in self._store.runs(record.uid) if run.started is not None]
-        return bool(starts) and slurm.started is not None and slurm.started <= starts[-1] + 1
+        return bool(starts) and slurm.started <= starts[-1] + 1
 
     def _requeue_recovered(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
         """Requeue a job that no node runs, where Slurm does not find that out by itself within ``RECOVERED_SECONDS``.
 
         Returns:
-            Whether the record has changed: a release that came to nothing is withdrawn.
+            Whether the record has changed: a release that came to nothing is withdrawn, and a later run is lost.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
@@ -260,9 +269,12 @@ class RunTracking:
             return False
         text = "Slurm listed a run as running that had ended; put back"
         self._store.event("recovered_run", text, uid=record.uid, at=now)
-        if record.current is None:
+        if (run := record.current) is None:
             return False
-        self._store.run_ended(record.uid, record.current.run, now, EndCause.WITHDRAWN)
+        if run.started is None:
+            self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+        else:
+            self._close_run(record, run, now)
         return True
 
     def _rescued(self, record: JobRecord, slurm: SlurmJob, now: float, retries: Retries) -> bool:

@@ -4,15 +4,16 @@ import os
 
 import pytest
 
-from tests.docker.host_campaign import HostCampaign
+from tests.docker.host_campaign import PATIENCE, HostCampaign
 
 SECONDS = os.environ.get("CAMPAIGN_SECONDS")
 
 
 @pytest.mark.skipif(SECONDS is None, reason="make docker-campaign runs it")
+@pytest.mark.timeout(float(SECONDS or 0) + 3 * PATIENCE)
 def test_a_campaign_of_faults_of_hosts(site, capsys):
     """No job fails that no fault struck, no sample is lost or trained twice, and nothing needs a hand."""
-    campaign = HostCampaign(site, int(os.environ.get("CAMPAIGN_SEED", "1")), float(SECONDS))
+    campaign = HostCampaign(site, int(os.environ["CAMPAIGN_SEED"]), float(SECONDS))
     try:
         campaign.run()
     finally:

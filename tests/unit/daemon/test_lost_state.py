@@ -75,6 +75,27 @@ def test_a_run_that_slurm_shows_again_after_its_end_is_put_back(site):
     assert sum(run.started is not None for run in site.store.runs(uid)) == 2
 
 
+def test_an_older_run_that_slurm_shows_instead_of_the_present_one_is_put_back(site):
+    """The controller has forgotten the end of one run and the start of the next, on another node: neither runs."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(6)
+    uid, before = site.record(job).uid, site.slurm.job(job)
+    site.slurm.node_drain(next(iter(before.allocated)), "broken fan")
+    site.slurm.requeue_hold(job)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(6)
+    fake = site.slurm._jobs[job]
+    assert fake.shown.allocated.keys() != before.allocated.keys()
+    site.slurm._nodes.drained.clear()
+    fake.shown, fake.trainer, kept = before, Trainer(), fake.trainer
+    site.run(24)
+    assert site.state(job) is JobState.RUNNING
+    fake.trainer = kept
+    site.run_until(lambda: site.state(job) is JobState.COMPLETED, 200)
+    assert [event.kind for event in site.store.recent_events(1000, uid)].count("recovered_run") == 1
+
+
 def test_the_status_names_nodes_that_were_drained_for_a_reused_id(site):
     """With the command that returns them to service; other drained nodes have their reason alone."""
     site.slurm.node_drain("n1", "Duplicate jobid [root@2026-11-23T16:56:23]")

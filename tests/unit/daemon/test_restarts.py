@@ -126,6 +126,15 @@ def test_a_daemon_that_starts_long_after_slurmctld_settles_too(site):
     assert len(events(site)) == 1
 
 
+@pytest.mark.parametrize(("age", "noticed"), [(3.0, 1), (60.0, 0)])
+def test_the_first_daemon_of_all_settles_under_a_new_slurmctld(site, age, noticed):
+    """Its store knows no earlier poll."""
+    site.slurm.restart()
+    site.slurm.tick(age)
+    site.run(1)
+    assert len(events(site)) == noticed
+
+
 def test_a_restart_in_the_second_of_the_last_round_is_noticed(site):
     """Slurm tells its boot time in whole seconds, rounded down; no daemon ran at the restart."""
     site.run(3)
