@@ -8,6 +8,7 @@ from metasched.configuration.config import SlurmOptions
 
 # Time and boot time of each restart that the daemon noticed, after which it settles
 NOTICE = re.compile(r"^(\S+) \[.*? slurmctld_restarted  *.*?boot_time=([0-9.]+)", re.MULTILINE)
+BEGIN = re.compile(r"^(\S+) \[.*?\] started  ", re.MULTILINE)  # a daemon's start is complete
 START = re.compile(r"^(\S+) \[.*? action  *action='start ", re.MULTILINE)
 
 
@@ -22,13 +23,15 @@ def early_starts(log, boots):
 def unnoticed(log, boots):
     """The boots of slurmctld, unix seconds, that the daemon has not noticed before it started a job.
 
-    A daemon that was dead notices the restart when it starts. Of several restarts between two polls, the last one's
+    A daemon that was dead notices the restart when it starts, but the first one has known no other slurmctld: what came
+    before it is left to ``early_starts``. Of several restarts between two polls, the last one's
     boot time is what there is to read; one notice serves them all.
     """
     notices = [(_unix(at), float(boot_time)) for at, boot_time in NOTICE.findall(log)]
     starts = [_unix(at) for at in START.findall(log)]
+    begin = _unix(first[1]) if (first := BEGIN.search(log)) else 0.0
     found = []
-    for boot in boots:
+    for boot in (boot for boot in boots if boot > begin):
         noticed = min((at for at, boot_time in notices if boot_time >= int(boot)), default=math.inf)
         if noticed == math.inf or any(boot < at < noticed for at in starts):
             found.append(boot)

@@ -6,6 +6,7 @@ from tests.campaign import notices
 
 NOON = 1764072000.0  # 2025-11-25T12:00:00Z
 NOTICE = "2025-11-25T12:00:{:09.6f}Z [warning  ] slurmctld_restarted            acting_in_seconds=6.0 boot_time={}"
+BEGIN = "2025-11-25T12:00:{:09.6f}Z [info     ] started                        config=metasched.toml policy=fifo"
 START = "2025-11-25T12:00:{:09.6f}Z [info     ] action                         action='start 3: on n1' outcome=done"
 
 
@@ -20,8 +21,21 @@ START = "2025-11-25T12:00:{:09.6f}Z [info     ] action                         a
         ([NOTICE.format(12.0, NOON + 10)], [10.2, 13.7], 1),
         ([START.format(11.5), NOTICE.format(12.0, NOON + 10)], [10.2], 1),
         ([NOTICE.format(12.0, NOON + 10), START.format(18.5)], [10.2], 0),
+        ([BEGIN.format(20.0), START.format(21.0)], [10.2], 0),
+        ([BEGIN.format(9.0), START.format(21.0), BEGIN.format(30.0)], [10.2], 1),
     ],
-    ids=["none", "no notice", "noticed", "an older one", "two in one outage", "the second", "start first", "start"],
+    ids=[
+        "none",
+        "no notice",
+        "noticed",
+        "an older one",
+        "two in one outage",
+        "the second",
+        "start first",
+        "start",
+        "first daemon",
+        "later daemon",
+    ],
 )
 def test_a_restart_is_noticed_before_the_next_start(lines, boots, unnoticed):
     """By the boot time in the daemon's log; of two restarts in one outage only the last one's boot time can be read."""
