@@ -37,8 +37,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.9**count)
 global_batch = 4 * ctx.size if "per-gpu" in flags else 8
 loader = ctx.loader(dataset, global_batch=global_batch, max_per_gpu=4 if "early" in flags else None)
-average = torch.optim.swa_utils.AveragedModel(model)
-tracked = {"model": model, "optimizer": optimizer, "average": average}
+tracked = {"model": model, "optimizer": optimizer}
+if "early" in flags:
+    tracked["average"] = average = torch.optim.swa_utils.AveragedModel(model)
 if "untracked" not in flags:
     tracked["schedule"] = schedule
 ctx.track(**tracked)
