@@ -52,11 +52,11 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     site.wait(lambda: has_trained(directory, 1))
     site.cluster.run("scancel", blocker)
     site.wait(
-        lambda: len(list(directory.glob("trained-2-*.jsonl"))) == 4 and len(surviving.of_directory(directory)) > 1, 90
+        lambda: len(list(directory.glob("trained-2-*.jsonl"))) == 4 and len(surviving.of_directory(directory)) > 1, 180
     )
     late = site.submit("exec sleep 1000", "--gres=gpu:2", tag="metasched preempt=no")
     site.wait_status(late, "running")
-    site.wait(lambda: len(list(directory.glob("trained-3-*.jsonl"))) == 2, 90)
+    site.wait(lambda: len(list(directory.glob("trained-3-*.jsonl"))) == 2, 180)
     (directory / "enough").touch()
     ended = site.wait_status(slurm_job_id, "completed", 90)
     assert ended.world_sizes == (1, 4, 2)
@@ -76,9 +76,9 @@ def test_a_script_that_dies_at_a_new_size_is_put_back_once(small_site):
         tag="metasched min_gpus=1 max_gpus=4 sizes=1,2,4",
     )
     directory = site.base / f"job-{site.number}"
-    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) >= FIRST_STEPS, 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) >= FIRST_STEPS, 180)
     site.cluster.run("scancel", blocker)
-    site.wait(lambda: (job := site.job(slurm_job_id)).failed_sizes and job.status == "running", 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)).failed_sizes and job.status == "running", 180)
     (directory / "gate-9").touch()
     ended = site.wait_status(slurm_job_id, "completed", 60)
     assert ended.world_sizes == (2, 4, 2)
@@ -175,7 +175,7 @@ def test_a_trainer_that_ignores_signals_is_requeued_after_its_grace(site):
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough --checkpoint-every 1"
     slurm_job_id, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
-    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 5, 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 5, 180)
     site.wait(lambda: site.job(slurm_job_id).attained_service > 12)
     trainers = _pids_of(directory)
     assert trainers
@@ -252,7 +252,7 @@ def test_an_owners_requeue_starts_no_second_run(site):
     """A job that its owner requeues is held again, and runs when the plan says so, not twice."""
     site.start()
     slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
-    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 180)
     site.cluster.run("scontrol", "requeue", slurm_job_id)
     site.wait(lambda: site.job(slurm_job_id).runs == 2 and has_trained(directory, 2))
     (directory / "enough").touch()
@@ -327,7 +327,7 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough"
     slurm_job_id, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
-    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 180)
     site.wait(lambda: site.job(slurm_job_id).attained_service > 12)
     if moment == "before":
         site.kill()
@@ -360,7 +360,7 @@ def test_slurmctld_may_be_killed(site):
     slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
     blocker = site.submit("until [ -e {dir}/go ]; do sleep 0.1; done", "--gres=gpu:4", "-N3")
     waiting = [site.submit("exec metasched-run sleep 1", "--gres=gpu:4") for _ in range(4)]
-    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 180)
     site.wait_status(blocker, "running")
     until_cluster_saved(site.cluster, slurm_job_id)
     site.cluster.kill_controller(signal.SIGKILL)
