@@ -55,7 +55,8 @@ shim: python ## tests with real torch.distributed processes
 integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging Face Trainer and Accelerate
 	$(PYTEST) tests/integrations
 
-slurm: cluster ## tests on a private Slurm cluster on this host
+slurm: cluster ## tests on a private Slurm cluster on this host, one of them in Chromium
+	@contrib/bootstrap browser
 	$(PYTEST) --dist loadfile tests/slurm
 
 gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`

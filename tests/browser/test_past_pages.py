@@ -10,6 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 from contrib.benchmarks.large_site import APP, SHOWCASE, USERS, Sizes, build, past_uid
+from contrib.benchmarks.site_policies import COMPARISONS, STATE
 from metasched.web.application import create_application
 from metasched.web.settings import WebSettings
 from tests.browser.browser import SCHEMES, WIDTHS, Browser
@@ -25,6 +26,10 @@ PAGES = {
     "fairness": "fairness",
     "fairness-of-jobs": "fairness?by=job",
     "replay": "replay",
+    "policies": "policies?shadow=themis",
+    "what-if": "policies/what-if",
+    "crashed-what-if": "policies/what-if?number=1",
+    "comparisons": "policies/comparisons",
 }
 
 
@@ -33,7 +38,8 @@ def top(tmp_path_factory):
     """The address of a page with a past, shown to the owner of the showcase job."""
     directory = tmp_path_factory.mktemp("past")
     database, shared = build(directory, SIZES, time.time())
-    application = create_application(WebSettings(shared, database, viewer=USERS[0]))
+    own = {"state": directory / STATE, "comparisons": directory / COMPARISONS}
+    application = create_application(WebSettings(shared, database, viewer=USERS[0], admins=(USERS[0],), **own))
     server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -77,7 +83,7 @@ def test_charts_of_a_job_can_be_read_with_the_pointer(window):
     assert window.problems() == []
 
 
-@pytest.mark.parametrize("name", ["job", "app", "timeline", "fairness", "replay"])
+@pytest.mark.parametrize("name", ["job", "app", "timeline", "fairness", "replay", "policies", "what-if", "comparisons"])
 def test_a_page_needs_no_scripts(window, name):
     """Without scripts, headings, charts and tables are there, and the slider of past rounds is hidden."""
     window.open(PAGES[name], scripts=False)
