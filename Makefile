@@ -1,12 +1,13 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak test-kills test-forks test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
-TESTS := lint types unit oracles faults browser shim integrations slurm
+TESTS := lint types docs unit oracles faults browser shim integrations slurm
 KILLS ?= 200
+ROUNDS ?= 500
 SECONDS ?= 180
 SEED ?= 1
 PLAIN ?=
@@ -25,7 +26,7 @@ help: ## this list
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: ## everything that must pass: the nine below, all of them even if one fails
+test: ## everything that must pass: the ten below, all of them even if one fails
 	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
@@ -35,6 +36,10 @@ lint: python ## ruff: rules and format
 
 types: python ## mypy, strict
 	$(BIN)/mypy
+
+docs: python ## the documentation: the site in build/site, the man pages in build/man
+	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees -c docs/site . build/site
+	$(BIN)/python docs/site/man_pages.py build/man
 
 unit: python ## tests without Slurm and without process groups
 	$(PYTEST) tests/unit
@@ -65,12 +70,18 @@ gpu: python ## tests of the shim on a GPU, where there is one; not part of `make
 any-input: python ## CLUSTERS=10000 random clusters, each decided by every policy; `make oracles` has 200
 	HYPOTHESIS_PROFILE=thorough ANY_INPUT_EXAMPLES=$(CLUSTERS) $(BIN)/pytest -q tests/oracles/test_any_input.py
 
+slow-clients: python ## ROUNDS=500 rounds beside a crowded, stopped and killed web page; `make unit` has 12
+	ROUNDS=$(ROUNDS) $(BIN)/pytest -q tests/unit/web/test_slow_clients.py
+
 fuzz: python ## INPUTS=100000 hostile inputs for each parser, guided by coverage (installs atheris)
 	$(BIN)/pip install --quiet --no-deps atheris==3.0.0
 	$(BIN)/python -m tests.fuzz --runs $(INPUTS)
 
 campaign: cluster ## SECONDS=180 SEED=1 [PLAIN=yes]: random faults of daemon, Slurm, nodes and trainers on a private Slurm
 	$(BIN)/python -m tests.campaign --seconds $(SECONDS) --seed $(SEED) $(if $(PLAIN),--plain)
+
+docker-campaign: python ## SECONDS=180 SEED=1 SLURM=22.05: random faults of hosts on a cluster of several hosts in containers
+	CAMPAIGN_SECONDS=$(SECONDS) CAMPAIGN_SEED=$(SEED) contrib/docker/cluster test $(SLURM) -k test_a_campaign_of_faults_of_hosts
 
 fake-campaigns: python ## CAMPAIGNS=2000 SEED=1 campaigns on a fake Slurm with faults, and a simulated clock
 	$(BIN)/python -m tests.campaign.simulated --campaigns $(CAMPAIGNS) --seed $(SEED)

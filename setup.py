@@ -23,14 +23,19 @@ DAEMON = [
 ]
 WEB = ["jinja2>=3.1.6", "starlette>=0.47", "uvicorn>=0.34"]
 SIMULATOR = ["matplotlib>=3.8"]  # for plots alone
-EXAMPLES = ["optuna>=4"]  # for contrib/examples/hpo.py
+PANDAS = ["pandas>=2.2"]  # for metasched.api's data frames
+DOCS = ["click-man>=0.5", "furo>=2024.8.6", "myst-parser>=4", "sphinx>=8"]
+EXAMPLES = ["optuna>=4", "submitit>=1.5.2"]  # for contrib/examples/hpo.py and submitit_training.py
 INTEGRATIONS = ["accelerate>=1.0", "pytorch-lightning>=2.4", "transformers>=4.46"]
 TEST = [
     "axe-core-python",  # what checks pages for accessibility, in a browser
     "httpx2",  # what starlette's test client stands on
     "hypothesis",
     "jsonschema",  # for the documents that commands print
+    "ipykernel",  # runs notebooks
     "mypy",
+    "nbclient",
+    "nbformat",
     "pre-commit",
     "pytest>=8",
     "pytest-timeout",
@@ -40,6 +45,8 @@ TEST = [
     "setuptools>=70.1",  # a test builds the wheel
     "time-machine",
 ]
+# `make docs` writes them; an installation from a checkout without them has none.
+MAN_PAGES = sorted(str(path.relative_to(HERE)) for path in (HERE / "build" / "man").glob("*.1"))
 
 setup(
     name="metasched",
@@ -62,17 +69,21 @@ setup(
     packages=find_packages(include=["metasched*", "policies*", "trainer_shim*"]),
     package_data={"": ["py.typed"], "metasched.web": ["static/**", "templates/**"]},
     scripts=["slurm_scripts/metasched-run"],  # pip has it run by the Python that it installs into
-    data_files=[  # byte for byte, for other hosts
+    data_files=[
+        ("share/man/man1", MAN_PAGES),
+        # byte for byte, for other hosts
         (
             "share/metasched/slurm_scripts",
             sorted(str(path.relative_to(HERE)) for path in (HERE / "slurm_scripts").iterdir() if path.is_file()),
-        )
+        ),
     ],
     install_requires=["torch>=2.4"],
     extras_require={
         "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
+        "docs": [f'{requirement}; python_version >= "3.11"' for requirement in DOCS],
         "examples": EXAMPLES,
         "integrations": INTEGRATIONS,
+        "pandas": [f'{requirement}; python_version >= "3.11"' for requirement in PANDAS],
         "pyslurm": ["pyslurm"],
         "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],
         "test": TEST,

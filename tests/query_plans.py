@@ -3,8 +3,9 @@
 import re
 
 from contrib.benchmarks.large_site import SHOWCASE, USERS
+from metasched.store.window_queries import JobsOf
 
-BIG = (
+BIG = (  # of shadows the store keeps at most 20,000 rows
     "jobs",
     "runs",
     "rounds",
@@ -15,6 +16,10 @@ BIG = (
     "events",
     "losses",
     "report_files",
+    "fairness",
+    "forecasts",
+    "snapshots",
+    "policy_state",
 )
 
 
@@ -28,7 +33,7 @@ def calls(store, now):
         "job_labels": lambda: store.job_labels([SHOWCASE]),
         "gpu_hours_by_user": lambda: store.gpu_hours_by_user(now - 7 * day, now, now),
         "gpu_hours_by_job": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100),
-        "gpu_hours_by_job of users": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100, users=[USERS[0]]),
+        "gpu_hours_by_job of users": lambda: store.gpu_hours_by_job(now - 7 * day, now, now, 100, JobsOf([USERS[0]])),
         "round_at": lambda: store.round_at(now - day),
         "round_before": lambda: store.round_before(number),
         "round_after": lambda: store.round_after(number),
@@ -44,6 +49,7 @@ def calls(store, now):
         "recent_decisions": lambda: store.recent_decisions(SHOWCASE, 50),
         "recent_actions": lambda: store.recent_actions(50, SHOWCASE),
         "recent_events": lambda: store.recent_events(50, SHOWCASE),
+        "recent_runs": lambda: store.recent_runs(200),
         "find_jobs": lambda: store.job(SHOWCASE),
         "apps_states": lambda: store.apps_states(20),
     }
@@ -65,6 +71,11 @@ def scans(store, call):
     finally:
         del store._rows
     assert statements
+    return scanned(connection, statements)
+
+
+def scanned(connection, statements):
+    """The steps of statements, with their parameters, that read a whole table with rows that grow with the history."""
     steps = [
         step
         for sql, parameters in statements

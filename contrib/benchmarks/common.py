@@ -48,12 +48,17 @@ def add_numbers(parser: argparse.ArgumentParser, option: str, default: Sequence[
 
 
 def growth(times: Mapping[int, float]) -> str:
-    """The growth of ``times`` (by size, two or more), as "jobs^1.00" for linear growth.
+    """The growth of ``times`` (by size, two or more), as "jobs^1.00" for linear growth."""
+    return f"jobs^{exponent(times):.2f}"
 
-    The exponent is the slope of log time over log size, by least squares.
+
+def exponent(times: Mapping[int, float]) -> float:
+    """The exponent of the growth of ``times`` (by size, two or more): the slope of log time over log size.
+
+    It is found by least squares.
     """
     points = [(math.log(size), math.log(time)) for size, time in times.items()]
-    return f"jobs^{statistics.linear_regression(*zip(*points, strict=True)).slope:.2f}"
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def positive(text: str) -> int:
@@ -83,6 +88,20 @@ def size(text: str) -> tuple[int, int]:
 def say(text: str) -> None:
     """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def work_tree(revision: str) -> Iterator[Path]:
+    """Context manager: a temporary work tree of another commit."""
+    directory = tempfile.mkdtemp(prefix="mbench-")
+    tree = Path(directory) / "tree"
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, timeout=60, capture_output=True)
+    try:
+        yield tree
+    finally:
+        subprocess.run([*git, "remove", "--force", str(tree)], check=False, timeout=60)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

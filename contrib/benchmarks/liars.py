@@ -4,8 +4,8 @@
 
 One of four users tells one lie in all jobs. The gain is the part of the mean completion time that the lie saves the
 user; the loss is what it adds to the others'. The checks are those of the daemon: declared steps that the job has
-passed, or that its running time contradicts, count as not known; speeds that the clock contradicts are replaced by the
-speed by the clock; and the GPUs of jobs that cannot be preempted are limited. No tag can raise a job's weight.
+passed, or that its running time contradicts, count as not known; speeds are those by the clock; and the GPUs of jobs
+that cannot be preempted are limited. No tag can raise a job's weight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from contrib.benchmarks import common
 from metasched.core.declared_work import work_contradiction
 from metasched.core.model import Job, Node, Preempt, Quota, Snapshot, Speed
 from metasched.core.policy import Policy, installed_policies
-from metasched.learning.throughput_learning import LEAST_PART_OF_CLOCK
 from metasched.simulator.records import InitialState, Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate
 from metasched.throughput.linear_scaling import LinearTraining
@@ -71,9 +70,7 @@ class ReportedSpeed:
 
 def let_see(policy: Policy, lie: Lie, *, checked: bool) -> Policy:
     """Return the policy, which from now on sees what the liar tells, after the daemon's checks if ``checked``."""
-    factor = SPEEDS.get(lie, 1.0)
-    if checked and 1.0 / factor < LEAST_PART_OF_CLOCK:
-        factor = 1.0  # the speed by the clock counts
+    factor = 1.0 if checked else SPEEDS.get(lie, 1.0)  # the speed by the clock counts
 
     def told(job: Job) -> Job:
         if factor != 1.0 and job.user == "user0":

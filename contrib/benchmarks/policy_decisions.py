@@ -11,6 +11,7 @@ and is part of the next round. Seconds are CPU time of one thread.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import random
 import resource
@@ -259,31 +260,43 @@ def _finish_one(cluster: Cluster) -> None:
 
 
 def measured(name: str, count: int, limit: int) -> Durations | None:
-    """The durations of a case, measured in a new process; None where it takes more CPU seconds than the limit.
+    """The durations of a case; None where it takes more CPU seconds than the limit."""
+    found = in_limited_process(functools.partial(_durations, name, count), limit)
+    return None if found is None else Durations(**found)
+
+
+def _durations(name: str, count: int) -> dict[str, Any]:
+    return asdict(measure(cases()[name], count))
+
+
+def in_limited_process(measurement: Callable[[], dict[str, Any]], limit: int) -> dict[str, Any] | None:
+    """The result of a measurement in a new process; None where it takes more CPU seconds than the limit.
 
     Raises:
         RuntimeError: the process failed.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(theirs, name, count, limit))
+    process = context.Process(target=_send, args=(theirs, measurement, limit))
     process.start()
     theirs.close()
     try:
-        return Durations(**ours.recv())
+        found: dict[str, Any] = ours.recv()
     except EOFError as error:
         process.join()
         if process.exitcode == -signal.SIGXCPU:
             return None
-        raise RuntimeError(f"{name}, {count} jobs: the measurement failed") from error
+        raise RuntimeError(f"{measurement}: the measurement failed") from error
+    else:
+        return found
     finally:
         process.kill()
         process.join()
 
 
-def _send(pipe: Connection, name: str, count: int, limit: int) -> None:
+def _send(pipe: Connection, measurement: Callable[[], dict[str, Any]], limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    pipe.send(asdict(measure(cases()[name], count)))
+    pipe.send(measurement())
 
 
 def missed(name: str, count: int, found: Durations | None) -> list[str]:

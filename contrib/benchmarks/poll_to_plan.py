@@ -14,7 +14,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -25,9 +24,18 @@ from typing import Any
 
 import structlog
 
-from contrib.benchmarks.common import ROOT, add_numbers, arguments, environment, finish, growth, private_cluster, say
+from contrib.benchmarks.common import (
+    add_numbers,
+    arguments,
+    environment,
+    finish,
+    growth,
+    private_cluster,
+    say,
+    work_tree,
+)
 from metasched.cli.tables import console, row, table
-from metasched.configuration.config import Config
+from metasched.configuration.config import Config, Intake
 from metasched.core.model import Snapshot, Status
 from metasched.core.policy import Policy, installed_policies
 from metasched.daemon import controller as controllers
@@ -208,7 +216,9 @@ def measure(base: Path, held: int) -> dict[str, Any]:
         {
             "paths": {"state": base / "state", "shared": shared},
             "schedule": {"round_seconds": 1e6, "min_round_seconds": 1e-6, "poll_seconds": POLL_SECONDS},
-            "intake": {"live_jobs": 10**6},
+            "intake": {"live_jobs": 10**6}
+            if "live_jobs" in Intake.model_fields
+            else {},  # an earlier commit has no limit
         }
     )
     schedule = config.schedule.model_copy(update={"min_round_seconds": 1e6})
@@ -291,18 +301,11 @@ def show_growth(found: Mapping[int, Mapping[str, Any]]) -> None:
 
 def of_revision(revision: str, jobs: list[int]) -> dict[int, Any]:
     """The results of another commit, measured by this script in a work tree of that commit."""
-    directory = tempfile.mkdtemp(prefix="mbench-")
-    tree = Path(directory) / "tree"
-    git = ["git", "-C", str(ROOT), "worktree"]
-    subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, timeout=60, capture_output=True)
-    try:
+    with work_tree(revision) as tree:
         shutil.copy(__file__, tree / "contrib" / "benchmarks")
         argv = [sys.executable, "-m", "contrib.benchmarks.poll_to_plan", "--json", "--jobs", ",".join(map(str, jobs))]
         env = {**os.environ, "PYTHONPATH": str(tree)}
         done = subprocess.run(argv, cwd=tree, env=env, check=True, timeout=7200, stdout=subprocess.PIPE, text=True)
-    finally:
-        subprocess.run([*git, "remove", "--force", str(tree)], check=False, timeout=60)
-        shutil.rmtree(directory, ignore_errors=True)
     return {int(held): found for held, found in json.loads(done.stdout.splitlines()[-1])["jobs"].items()}
 
 

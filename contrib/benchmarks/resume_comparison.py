@@ -58,6 +58,13 @@ METHODS = {
     "submitit": Method("submitit", "submitit_checkpoint", ("submitit", "cloudpickle")),
     "snapshot": Method("torchrun + snapshot", "torchrun_snapshot", (), signal.SIGTERM),
     "dcp": Method("DCP + own position", "dcp"),
+    "torchft": Method(
+        "torchft + snapshot",
+        "torchft_snapshot",
+        ("torchft", "opentelemetry"),
+        signal.SIGTERM,
+        {"STARTED_AS": "torchft"},
+    ),
     "adaptdl": Method(
         "AdaptDL",
         "adaptdl_elastic",

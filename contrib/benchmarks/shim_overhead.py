@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contrib.benchmarks.common import ROOT, add_numbers, arguments, finish, positive, say
+from contrib.benchmarks.common import ROOT, add_numbers, arguments, finish, positive, say, work_tree
 from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY
 
 TRAINER = Path(__file__).with_name("shim_overhead_trainer.py")
@@ -33,9 +33,12 @@ class BenchmarkError(Exception):
 
 
 class Trainers:
-    """A world of trainers in a directory, with the lease and the reports of a job of metasched."""
+    """A world of trainers in a directory, with the lease and the reports of a job of metasched.
 
-    def __init__(self, directory: Path, ranks: int, *command: object) -> None:
+    The trainers import the shim from `code`.
+    """
+
+    def __init__(self, directory: Path, ranks: int, *command: object, code: Path = ROOT) -> None:
         self.directory = directory
         lease = directory / "lease.json"
         lease.write_text(json.dumps({"format": 1, "uid": UID, "run": 1, "stop": None, "batch": {"plan": 0}}))
@@ -44,7 +47,7 @@ class Trainers:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         common = {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(code),
             "OMP_NUM_THREADS": "1",
             "METASCHED_RUN": "1",
             "METASCHED_LEASE": str(lease),
@@ -85,10 +88,10 @@ class Trainers:
 
 
 @contextmanager
-def trainers(base: Path, ranks: int, *command: object) -> Iterator[Trainers]:
+def trainers(base: Path, ranks: int, *command: object, code: Path = ROOT) -> Iterator[Trainers]:
     """Start trainers in a temporary directory; at the end, kill the trainers and remove the directory."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
-        running = Trainers(Path(directory), ranks, *command)
+        running = Trainers(Path(directory), ranks, *command, code=code)
         try:
             yield running
         finally:
@@ -112,6 +115,39 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
         "overhead_percent": round(100 * (statistics.median(ratios) - 1), 2),
         "overhead_error_percent": round(100 * error, 2),
     }
+
+
+def compare_revisions(base: Path, revision: str, block: int, pairs: int) -> list[dict[str, Any]]:
+    """Measure the CPU time of a step without computation, plain and under the shim of two commits.
+
+    The commits alternate, so that other work on this machine meets both alike.
+    """
+    rounds = 5
+    found: dict[str, dict[str, list[float]]] = {}
+    with work_tree(revision) as tree:
+        for _ in range(rounds):
+            for name, code in ((revision, tree), ("present", ROOT)):
+                command = ("steps", base / "steps.json", 0.0, block, -(-pairs // rounds))
+                with trainers(base, 2, *command, code=code) as running:
+                    running.wait(0)
+                for kind, seconds in json.loads((base / "steps.json").read_text())["cpu"].items():
+                    found.setdefault(name, {}).setdefault(kind, []).extend(seconds)
+    medians = {
+        name: {kind: 1e6 * statistics.median(seconds) / block for kind, seconds in kinds.items()}
+        for name, kinds in found.items()
+    }
+    before = medians[revision]["shim"] / medians[revision]["plain"]
+    return [
+        {
+            "commit": name,
+            "plain_cpu_us": round(kinds["plain"]),
+            "shim_cpu_us": round(kinds["shim"]),
+            "more_cpu_us": round(kinds["shim"] - kinds["plain"]),
+            "shim_to_plain": round(kinds["shim"] / kinds["plain"], 3),
+            "to_before": round(kinds["shim"] / kinds["plain"] / before, 3),
+        }
+        for name, kinds in medians.items()
+    ]
 
 
 def time_noise(base: Path, ranks: int, optimizer: str, seconds: float, blocks: int) -> dict[str, Any]:
@@ -201,9 +237,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=positive, default=512, help="size of the saved state")
     parser.add_argument("--repeat", type=positive, default=10, help="checkpoints of each kind")
     parser.add_argument("--directory", type=Path, help="where to write checkpoints (default: the temporary directory)")
+    parser.add_argument("--against", metavar="REVISION", help="compare the CPU time of a step with this commit, alone")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mbench-", dir=args.directory) as directory:
         base = Path(directory)
+        if args.against is not None:
+            commits = compare_revisions(base, args.against, args.block, args.pairs)
+            table(commits)
+            finish({"commits": commits}, as_json=args.json)
+            return
         say(f"steps: {2 * args.pairs * args.block * args.step_ms / 1000:.0f} s")
         steps = [compare_steps(base, ms / 1000, args.block, args.pairs) for ms in (args.step_ms, 0)]
         table(steps)

@@ -106,12 +106,15 @@ def time_steps(result: Path, seconds: float, block: int, pairs: int) -> None:
     for each in work.values():
         measured(each, 5)
     found: dict[str, list[float]] = {name: [] for name in work}
+    cpu: dict[str, list[float]] = {name: [] for name in work}
     for pair in range(pairs):
         for name in ("plain", "shim") if pair % 2 else ("shim", "plain"):
             dist.barrier()
+            before = time.process_time()
             found[name].append(measured(work[name], block))
+            cpu[name].append(time.process_time() - before)
     if ctx.rank == 0:
-        result.write_text(json.dumps(found))
+        result.write_text(json.dumps({**found, "cpu": cpu}))
     dist.barrier()
 
 

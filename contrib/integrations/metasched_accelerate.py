@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, skip_first_batches
+from accelerate.tracking import GeneralTracker
 from accelerate.utils import GradientAccumulationPlugin
 from torch.utils.data import DataLoader
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainer_shim.data.even_split import GlobalOrder
+    from trainer_shim.trackers.tracker import Tracker
 
 
 class ElasticAccelerate:
@@ -87,6 +89,10 @@ class ElasticAccelerate:
         if taken:
             raise UsageError(f"Accelerator({', '.join(sorted(taken))}=...): the shim fixes these")
         return own | fixed
+
+    def tracker(self, kind: str, **options: Any) -> AcceleratedTracker:
+        """Return a tracker for `options(log_with=...)`, whose run continues after stops; see `Context.tracker`."""
+        return AcceleratedTracker(kind, self.companion.tracker(kind, **options))
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
         """Return the loader of a map-style data set for `accelerator.prepare`; further options are DataLoader's."""
@@ -165,3 +171,23 @@ class ElasticAccelerate:
         path = self.companion.directory / f"step-{self.companion.step}"
         self._accelerator.save_state(str(path))
         self.companion.saved(path, final=final)
+
+
+class AcceleratedTracker(GeneralTracker):  # type: ignore[misc]
+    """A tracker of Accelerate that logs to the job's run of a tracker."""
+
+    requires_logging_directory = False
+
+    def __init__(self, kind: str, tracker: Tracker) -> None:
+        self.name = kind
+        self._tracker = tracker
+        super().__init__()
+
+    @property
+    def tracker(self) -> Any:
+        """Return the library's own object, None on ranks but rank 0."""
+        return self._tracker.handle
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Log the values that no earlier run has logged at this step."""
+        self._tracker.log(values, step)

@@ -28,9 +28,11 @@ if importlib.util.find_spec("lightning") is not None and (
 ):
     import lightning.pytorch as pl
     from lightning.fabric.plugins import ClusterEnvironment, TorchCheckpointIO
+    from lightning.pytorch.loggers import Logger
 else:
     import pytorch_lightning as pl
     from lightning_fabric.plugins import ClusterEnvironment, TorchCheckpointIO
+    from pytorch_lightning.loggers import Logger
 
 from trainer_shim import attach
 from trainer_shim.checkpointing.trusted_load import load_states
@@ -38,6 +40,7 @@ from trainer_shim.errors import SupersededError, UsageError
 
 if TYPE_CHECKING:
     from trainer_shim.session.companion import Companion
+    from trainer_shim.trackers.tracker import Tracker
 
 log = logging.getLogger("trainer_shim")
 
@@ -80,6 +83,10 @@ class ElasticLightning:
         loader = DataLoader(dataset, batch_sampler=batches, **options)
         self.companion.ignore_stop_signals(loader)
         return loader
+
+    def tracker(self, kind: str, **options: Any) -> TrackerLogger:
+        """Return a logger for `options(logger=...)`, whose run continues after stops; see `Context.tracker`."""
+        return TrackerLogger(kind, self.companion.tracker(kind, **options))
 
     def options(self, **own: Any) -> dict[str, Any]:
         """Return the options for a Trainer: the script's own, and those that the shim needs."""
@@ -220,6 +227,37 @@ class CheckpointFiles(OfThisProcess, TorchCheckpointIO):
         return checkpoint
 
 
+class TrackerLogger(OfThisProcess, Logger):
+    """A logger of Lightning that logs to the job's run of a tracker."""
+
+    def __init__(self, kind: str, tracker: Tracker) -> None:
+        super().__init__()
+        self._kind = kind
+        self._tracker = tracker
+
+    @property
+    def name(self) -> str:
+        """Return the kind of tracker."""
+        return self._kind
+
+    @property
+    def version(self) -> str:
+        """Return an empty name: there is one run."""
+        return ""
+
+    @property
+    def experiment(self) -> Any:
+        """Return the library's own object, None on ranks but rank 0."""
+        return self._tracker.handle
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Log the metrics that no earlier run has logged at this step."""
+        self._tracker.log(metrics, step)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the options of `ElasticLightning.tracker` have them (`config=` of W&B, `params=` of MLflow)."""
+
+
 class ElasticCallback(OfThisProcess, pl.Callback):
     """The Lightning callback that stops and saves at the ends of steps."""
 
@@ -259,7 +297,7 @@ class ElasticCallback(OfThisProcess, pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """At the end of an epoch, after the validation, agree with the other ranks, save and stop."""
-        self._boundary(trainer)
+        self._boundary(trainer, epoch_ends=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the time of the validation out of the reports."""
@@ -275,12 +313,19 @@ class ElasticCallback(OfThisProcess, pl.Callback):
         self._companion.begin()
         self._companion.finish()
 
-    def _boundary(self, trainer: pl.Trainer) -> None:
+    def _boundary(self, trainer: pl.Trainer, *, epoch_ends: bool = False) -> None:
         stops = self._companion.should_stop(self._loss)
         self._loss = 0.0
         if self._companion.should_save:
             self._save(trainer)
         if stops:
+            # Lightning would log the metrics of this step, or epoch, after the hook that a stop leaves.
+            connector = trainer._logger_connector  # noqa: SLF001
+            if epoch_ends:
+                connector.on_epoch_end()
+                connector.update_train_epoch_metrics()
+            else:
+                connector.update_train_step_metrics()
             self._companion.stop()
 
     def _save(self, trainer: pl.Trainer, *, final: bool = False) -> None:

@@ -17,13 +17,17 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import RandomSampler, SequentialSampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import rewrite_logs
 
 from trainer_shim import attach
 from trainer_shim.errors import BatchError, UsageError
+
+if TYPE_CHECKING:
+    from trainer_shim.trackers.tracker import Tracker
 
 log = logging.getLogger("trainer_shim")
 
@@ -65,6 +69,13 @@ class ElasticCallback(TrainerCallback):
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self.companion.directory.parent / "runs"))
         self._stopping = False
         self._loss: float | None = None
+
+    def tracker(self, kind: str, **options: Any) -> TrackerCallback:
+        """Return a callback for the Trainer that logs to a run which continues after stops; see `Context.tracker`.
+
+        Leave the tracker out of `report_to`.
+        """
+        return TrackerCallback(self.companion.tracker(kind, **options))
 
     def arguments(self, **own: Any) -> dict[str, Any]:
         """Return the options for TrainingArguments: the script's own, and those that the shim needs."""
@@ -204,3 +215,17 @@ class ElasticCallback(TrainerCallback):
             raise UsageError("enable_jit_checkpoint handles SIGTERM by itself: leave that to this callback")
         if state.global_step != self.companion.step:
             raise UsageError("call trainer.train(resume_from_checkpoint=shim.resume)")
+
+
+class TrackerCallback(TrainerCallback):
+    """Logs what the Trainer logs to the job's run of a tracker."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        """Log the numbers that no earlier run has logged at this step."""
+        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        self._tracker.log(rewrite_logs(numbers), state.global_step)

@@ -75,7 +75,11 @@ class Commands(SuggestingGroup):
             ) from None
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Commands,
+    short_help="Schedule deep-learning training on Slurm.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="metasched", message="metasched %(version)s")
 @click.option(
     "--config",

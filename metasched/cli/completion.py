@@ -26,7 +26,7 @@ def own_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     import click  # noqa: PLC0415
     from click.shell_completion import CompletionItem  # noqa: PLC0415  of completions alone
 
-    from metasched.cli.status_selection import own_name  # noqa: PLC0415
+    from metasched.cli.caller import own_name  # noqa: PLC0415
     from metasched.presentation.formatting import clean  # noqa: PLC0415
     from metasched.shared_dir import published_status as published  # noqa: PLC0415
 

@@ -18,7 +18,6 @@ import click
 from metasched.cli import history_tables, tables
 from metasched.cli.command_group import SuggestingGroup
 from metasched.cli.completion import own_jobs
-from metasched.cli.explain import JobNotFoundError
 from metasched.cli.json_output import COUNT, echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.cli.progress import progress_bar
@@ -27,8 +26,9 @@ from metasched.core.errors import MetaschedError
 from metasched.core.reason_words import counted
 from metasched.daemon.failover import term_of_copy
 from metasched.presentation.formatting import clean, listed, size, text_fields
+from metasched.presentation.job_lookup import find_recorded
 from metasched.shared_dir.lock import DaemonLock
-from metasched.store import DamagedStoreError, JobRecord, Store
+from metasched.store import DamagedStoreError, Store
 from metasched.store.connection import exists
 
 _DAY = 86400.0
@@ -131,7 +131,7 @@ def check(database: Database, *, as_json: bool) -> None:
 def events(database: Database, *, job: str | None, limit: int, as_json: bool) -> None:
     """List the recorded events, the latest first."""
     with database.reading() as store:
-        found = store.recent_events(limit, None if job is None else _job(store, job).uid)
+        found = store.recent_events(limit, None if job is None else find_recorded(store, job).uid)
     if as_json:
         echo_json("db events", [{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
     else:
@@ -145,7 +145,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
 def runs(database: Database, *, job: str, as_json: bool) -> None:
     """List the runs of JOB (Slurm job id, uid or name): start, placement, duration, and why each ended."""
     with database.reading() as store:
-        record = _job(store, job)
+        record = find_recorded(store, job)
         found = store.runs(record.uid)
     if as_json:
         echo_json("db runs", [dataclasses.asdict(run) for run in found])
@@ -231,19 +231,3 @@ def export(database: Database) -> None:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-def _job(store: Store, asked: str) -> JobRecord:
-    """Return the job of that Slurm job id, uid or name; the latest job where Slurm used an id again.
-
-    Raises:
-        JobNotFoundError: no job, or more than one job, has that name.
-    """
-    found = store.find_jobs(asked)
-    exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]
-    if exact:
-        return exact[0]
-    if len(found) != 1:
-        several = f"several jobs match {asked!r}: {listed([job.slurm_job_id for job in found], 20)}"
-        raise JobNotFoundError(several if found else f"no job {asked!r} in {store.path}")
-    return found[0]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from metasched.cli.completion import policy_names
 from metasched.cli.json_output import echo_json, json_option
 from metasched.core.errors import MetaschedError
 from metasched.presentation.formatting import clean, duration, where, world_sizes_text
@@ -36,18 +37,28 @@ class DemoShortfallError(MetaschedError):
     show_default=True,
     help="Pause in each training step, in place of a larger model.",
 )
+@click.option(
+    "--policy",
+    metavar="NAME[:KEY=VALUE,...]",
+    shell_complete=policy_names,
+    help="The policy, which may be your own  [default: las, with a threshold that shows preemptions].",
+)
 @click.option("--hold", is_flag=True, help="Keep cluster and web page running after the jobs' ends, until Ctrl-C.")
 @json_option
-def command(*, keep: bool, seconds_per_step: float, hold: bool, as_json: bool) -> None:
+def command(*, keep: bool, seconds_per_step: float, policy: str | None, hold: bool, as_json: bool) -> None:
     """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
 
     The address of a web page that shows the demo live is printed first. The demo takes a minute or two and needs
     Debian's Slurm packages (they are fetched where they are missing); everything is removed at the end. Exit code 1 if
-    a job did not finish, or if nothing was preempted or resized.
+    a job did not finish, or if nothing was preempted or resized: under another policy than the default one, only if a
+    job did not finish.
     """
+    from metasched.cli.simulation_options import parse_policy  # noqa: PLC0415
     from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
     from metasched.demo import demo_run  # noqa: PLC0415
+    from metasched.demo.jobs import LAS  # noqa: PLC0415
 
+    chosen = LAS if policy is None else parse_policy(policy)
     out = console()
     began = time.monotonic()
     click.echo(
@@ -63,6 +74,7 @@ def command(*, keep: bool, seconds_per_step: float, hold: bool, as_json: bool) -
                 keep=keep,
                 hold=hold,
                 seconds_per_step=seconds_per_step,
+                policy=chosen,
             )
     finally:
         if keep:
@@ -110,8 +122,8 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         return
     from rich.live import Live  # noqa: PLC0415
 
-    from metasched.cli.status_selection import in_order  # noqa: PLC0415
     from metasched.cli.status_tables import overview  # noqa: PLC0415
+    from metasched.presentation.job_selection import in_order  # noqa: PLC0415
 
     with Live(console=out, auto_refresh=False, transient=True) as live:
 

@@ -1,17 +1,14 @@
-"""Paths of the configuration, the shared directory and the state directory."""
+"""Options for the shared directory and the state directory, and the paths that commands find without them."""
 
 from __future__ import annotations
 
-import os
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from metasched.core.errors import MetaschedError
+from metasched.configuration.command_paths import CommandPaths
 
-DEFAULT_CONFIG = Path("/etc/metasched/metasched.toml")
+__all__ = ["CommandPaths", "shared_option", "state_option"]
 
 shared_option = click.option(
     "--shared",
@@ -25,55 +22,3 @@ state_option = click.option(
     metavar="DIR",
     help="The daemon's state directory [default: that of the configuration].",
 )
-
-
-class NoDirectoryError(MetaschedError):
-    """No option, variable or configuration names the directory."""
-
-    def __init__(self, key: str, config: Path, why: str) -> None:
-        super().__init__(f"{config}: {why}; pass --{key} DIR, or a configuration with [paths] {key} by --config FILE")
-
-
-@dataclass(frozen=True, slots=True)
-class CommandPaths:
-    """Paths of the command line, the environment and the configuration; ``given`` is --config."""
-
-    given: Path | None = None
-
-    @property
-    def config(self) -> Path:
-        """The path of the configuration file."""
-        return self.given or Path(os.environ.get("METASCHED_CONFIG") or DEFAULT_CONFIG)
-
-    def shared(self, given: Path | None) -> Path:
-        """Return ``given``, or the shared directory of --config, of $METASCHED_SHARED, or of the default configuration.
-
-        Raises:
-            NoDirectoryError: none of them names the shared directory.
-        """
-        if given is None and self.given is None and (variable := os.environ.get("METASCHED_SHARED")):
-            return Path(variable)
-        return given or self._path("shared")
-
-    def state(self, given: Path | None = None) -> Path:
-        """Return ``given``, or the state directory of the configuration.
-
-        Raises:
-            NoDirectoryError: neither names the state directory.
-        """
-        return given or self._path("state")
-
-    def _path(self, key: str) -> Path:
-        """Read a path of section [paths] without the checks (and the imports) of the whole configuration."""
-        try:
-            with self.config.open("rb") as file:
-                value: object = tomllib.load(file)["paths"][key]
-        except OSError as error:
-            raise NoDirectoryError(key, self.config, f"cannot be read ({error.strerror})") from None
-        except (ValueError, RecursionError) as error:
-            raise NoDirectoryError(key, self.config, f"is not TOML ({error})") from None
-        except (KeyError, TypeError):
-            raise NoDirectoryError(key, self.config, f"has no [paths] {key}") from None
-        if not isinstance(value, str):
-            raise NoDirectoryError(key, self.config, f"[paths] {key} is not a string")
-        return Path(value)

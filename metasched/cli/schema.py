@@ -6,7 +6,7 @@ import json
 
 import click
 
-from metasched.cli.status_selection import suggestion
+from metasched.presentation.job_selection import suggestion
 
 
 @click.command("schema", short_help="Print the JSON Schema of a command's --json.")

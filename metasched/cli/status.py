@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from metasched.cli.caller import own_name
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option
-from metasched.cli.status_selection import ORDERS, Selection, in_order, own_name
 from metasched.presentation.formatting import clean
 from metasched.presentation.job_explanation import is_stale
+from metasched.presentation.job_selection import ORDERS, Selection, UnknownStateError, in_order
 from metasched.shared_dir import published_status as published
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _View:
     def of(self, status: Status, now: float, out: Console) -> RenderableType:
         from metasched.cli import status_tables  # noqa: PLC0415  --json needs no rich
 
-        chosen = self.selection.of(status)
+        chosen = _selected(status, self.selection)
         if self.summary:
             return status_tables.summary(chosen, now)
         chosen = dataclasses.replace(chosen, jobs=tuple(in_order(chosen.jobs, self.order)))
@@ -111,7 +112,7 @@ def command(
     if as_json:
         if watch is not None or summary:
             raise click.UsageError("--json prints the whole document once: leave out --watch and --summary")
-        status = selection.of(published.read(directory))
+        status = _selected(published.read(directory), selection)
         now = time.time()
         found = dataclasses.asdict(dataclasses.replace(status, jobs=tuple(in_order(status.jobs, order))))
         echo_json("status", {**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
@@ -126,6 +127,13 @@ def command(
         _watch(out, directory, view, watch)
     else:
         raise click.UsageError("--watch needs a terminal: leave it out where the output goes to a file or a program")
+
+
+def _selected(status: Status, selection: Selection) -> Status:
+    try:
+        return selection.of(status)
+    except UnknownStateError as error:
+        raise click.BadParameter(str(error), param_hint="--state") from None
 
 
 def _watch(out: Console, directory: Path, view: _View, seconds: float) -> None:

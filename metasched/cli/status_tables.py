@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.status_selection import WAITING
 from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
@@ -33,6 +32,7 @@ from metasched.presentation.formatting import (
     world_sizes_text,
 )
 from metasched.presentation.job_explanation import is_stale
+from metasched.presentation.job_selection import WAITING
 from metasched.shared_dir.published_status import AppStatus, DeferredStatus, JobStatus, NodeStatus, Status
 from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command

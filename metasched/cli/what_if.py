@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,10 @@ from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
 from metasched.presentation.formatting import duration, planned_text
+
+if TYPE_CHECKING:
+    from metasched.core.model import PlannedRun
+    from metasched.simulator.what_if import Forecast
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
@@ -55,47 +59,33 @@ def command(
     fitted goodput where its batch size may change, its own reports, earlier jobs of its user and name, its time limit,
     or an assumption.
     """
-    from metasched.core.policy import installed_policies  # noqa: PLC0415
-    from metasched.daemon.dry_run import read_only_controller  # noqa: PLC0415  `--help` needs none of this
-    from metasched.simulator.records import Settings  # noqa: PLC0415
-    from metasched.simulator.what_if import estimate_all, forecast  # noqa: PLC0415
+    from metasched.api.what_if import what_if  # noqa: PLC0415  `--help` needs none of this
 
-    registry = installed_policies()
-    chosen = {}
     for text in policies:
-        name, parameters = parse_policy(text)
-        found = registry.get(name)
-        chosen[text] = found(found.Parameters.model_validate(parameters))
-    with read_only_controller(command_paths.config) as (controller, store):
-        snapshot = controller.current_snapshot(fits_iterations=True)
-        current = controller.policy
-        schedule = controller.config.schedule
-        estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
-        settings = Settings(
-            round_seconds=schedule.round_seconds,
-            min_round_seconds=schedule.min_round_seconds,
-            start_seconds=restart_seconds,
+        parse_policy(text)
+    with progress_bar("Simulating") as progress:
+        found = what_if(
+            policies,
+            config=command_paths.config,
+            assume_hours=assume_hours,
+            speed_up=speed_up,
             restart_seconds=restart_seconds,
+            progress=progress,
         )
-        now = f"{current.name} (now)"
-        compared = {now: current, **chosen}
-        states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
-        with progress_bar("Simulating") as progress:
-            rows = forecast(snapshot, estimates, compared, settings, states, store.apps_state(), progress)
-        planned = store.planned_runs()
-    columns = [now, *chosen]
+    rows, planned, now = found.forecasts, found.planned, found.current
+    columns = [now, *found.others]
     if as_json:
         echo_json("what-if", [_plain(row, planned.get(row.job.uid)) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
-    right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
-    plan = {uid: planned_text(run, snapshot.now) for uid, run in planned.items()}
+    right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in found.others)]
+    plan = {uid: planned_text(run, found.now) for uid, run in planned.items()}
     headings = ("JOB", "NAME", "USER", "WORK FROM", *(["PLANNED"] if any(plan.values()) else []))
     made = table(*headings, *right, right=right)
     for one in rows:
-        left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
-        ends = [_end(left[name], one.ended.get(name), snapshot.now) for name in columns]
+        left = {name: None if end is None else end - found.now for name, end in one.ends.items()}
+        ends = [_end(left[name], one.ended.get(name), found.now) for name in columns]
         row(
             made,
             one.job.slurm_job_id,
@@ -104,7 +94,7 @@ def command(
             one.how,
             *([plan.get(one.job.uid, "")] if any(plan.values()) else []),
             *ends,
-            *(_gap(left, now, n) for n in chosen),
+            *(_gap(left, now, n) for n in found.others),
         )
     out = console()
     out.print(made)
@@ -116,7 +106,7 @@ def command(
         by_tuners = f", {lost} ended by tuners" if lost else ""
         never = len(rows) - len(known) - lost
         click.echo(f"{name}: mean JCT {mean}, {stops} preemptions{by_tuners}, {never} jobs never end")
-    click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(snapshot.now))} on; nothing was changed.")
+    click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(found.now))} on; nothing was changed.")
 
 
 def _end(left: float | None, ended: float | None, now: float) -> str:
@@ -134,13 +124,11 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
     return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
 
 
-def _plain(one: Any, planned: Any) -> dict[str, Any]:
+def _plain(one: Forecast, planned: PlannedRun | None) -> dict[str, Any]:
+    from metasched.api.what_if import named  # noqa: PLC0415  as above
+
     return {
-        "uid": one.job.uid,
-        "slurm_job_id": one.job.slurm_job_id,
-        "name": one.job.name,
-        "user": one.job.user,
-        "work_from": one.how,
+        **named(one),
         "ends": dict(one.ends),
         "ended_by_tuner": dict(one.ended),
         "preemptions": dict(one.preemptions),

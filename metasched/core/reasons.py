@@ -199,6 +199,18 @@ class Code(enum.StrEnum):
     ENDED = "ended", "The job has ended."
 
 
+MEASURING: Mapping[str, str] = {
+    str(code): code.meaning
+    for code in (
+        *(Code.TRIAL_PHASE_DONE, Code.TRIAL_OUTRANKED, Code.TRIAL_WITHOUT_LOSS, Code.TRIAL_BELOW_MEDIAN),
+        *(Code.TRIAL_CANNOT_WIN, Code.TRIAL_DIVERGED, Code.GOODPUT_SPEEDUP, Code.SIZE_FAILED),
+        *(Code.LEASE_WON, Code.LEASE_LEFTOVER, Code.OUTBID, Code.DID_NOT_BID),
+    )
+}
+"""Codes whose facts or words tell a job's loss, speed, progress, batch size, fairness or failures, with their meaning.
+"""
+
+
 class Reason(NamedTuple):
     """Why a job runs, waits or is acted on.
 
@@ -257,12 +269,17 @@ def from_json(data: Any) -> Reason:
 
 
 def without_strangers(reason: Reason, known: Collection[str]) -> Reason:
-    """Return a reason, without further ones, that names no other jobs than known ones.
+    """Return a reason that names no other jobs than known ones.
 
     Args:
         reason: the reason.
         known: Slurm job ids that may be named.
     """
+    first, *others = (_without_strangers(part, known) for part in reason.parts)
+    return first.and_also(*others)
+
+
+def _without_strangers(reason: Reason, known: Collection[str]) -> Reason:
     facts = dict(reason.facts)
     for name in ("job", "co_runner"):
         if facts.get(name) is not None and facts[name] not in known:
@@ -274,6 +291,24 @@ def without_strangers(reason: Reason, known: Collection[str]) -> Reason:
         hidden = len(jobs) - len(named) + (more if isinstance(more, int) else 0)
         facts |= {"jobs": named or ("another user's",), "more": hidden if named else max(hidden - 1, 0)}
     return Reason(reason.code, tuple(facts.items()))
+
+
+def without_measures(reason: Reason) -> Reason:
+    """Return a reason for people who may not see the job's loss, speed, progress, batch size and fairness.
+
+    A reason that tells one of them keeps its code, and has the code's meaning as its words.
+    """
+    first, *others = map(_without_measures, reason.parts)
+    return first.and_also(*others)
+
+
+def _without_measures(reason: Reason) -> Reason:
+    if reason.code == Code.MARKET_ROUNDS:
+        return Reason(reason.code, tuple((name, None if name == "rho" else value) for name, value in reason.facts))
+    meaning = MEASURING.get(reason.code)
+    if meaning is None:
+        return reason
+    return Reason.of(reason.code, text=f"{meaning[0].lower()}{meaning[1:].rstrip('.')}")
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode

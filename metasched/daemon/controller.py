@@ -404,7 +404,7 @@ class Controller:
     def _note_restart(self) -> None:
         """Note that slurmctld has restarted, with or without an outage that a command of the daemon has met."""
         now, seconds = self._clock(), self.config.slurm.settle_seconds
-        log.warning("slurmctld_restarted", acting_in_seconds=seconds)
+        log.warning("slurmctld_restarted", boot_time=self._restart_watch.boot_time, acting_in_seconds=seconds)
         self._store.event("slurmctld_restarted", f"no job is started for {seconds:g} s", at=now)
         self._settle(now)
 
@@ -413,8 +413,8 @@ class Controller:
 
         However long ago it was: a controller that has answered nobody since then may know its nodes only in part.
         """
-        boot_time = self._restart_watch.boot_time
-        if boot_time is not None and 0 < last_poll < boot_time:
+        boot_time = self._restart_watch.boot_time  # in whole seconds, rounded down
+        if boot_time is not None and 0 < last_poll < boot_time + 1:
             self._note_restart()
 
     def _settle(self, since: float) -> None:

@@ -24,7 +24,7 @@ from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.core.model import Job, Snapshot
 from metasched.core.model import Status as JobState
 from metasched.core.reason_words import words
-from metasched.core.reasons import Code, Reason, from_json, to_json, without_strangers
+from metasched.core.reasons import Code, Reason
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
@@ -33,14 +33,20 @@ from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.daemon.node_status import node_statuses
 from metasched.daemon.private_status import PrivateStatus
 from metasched.observe.known_good_size import known_good_size
+from metasched.shared_dir.job_reasons import reason_fields, without_other_jobs
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     AppStatus,
+    DecidedStatus,
     DeferredStatus,
     JobStatus,
     PlannedStatus,
     Status,
     StatusError,
+    decided_fields,
+    decided_of,
+    encode_decided,
+    encode_described,
     encode_job,
     encode_jobs_file,
     public_facts,
@@ -187,13 +193,19 @@ class StatusPublisher:
         rendered: dict[str, _RenderedJob] = {}
         for uid in order:
             before = known.get(uid)
-            if before is not None and uid not in outdated and (is_decided or before.facts == controller.facts(uid)):
+            is_described = before is not None and uid not in outdated
+            facts = before.facts if before is not None and is_described and is_decided else controller.facts(uid)
+            if before is not None and is_described and before.facts == facts:
                 rendered[uid] = before
                 continue
-            found = self._job(snapshot.job[uid], snapshot, state.jobs[uid].record, controller)
-            rendered[uid] = after = _render(found, controller.facts(uid), before, ids)
+            job, record = snapshot.job[uid], state.jobs[uid].record
+            if before is not None and is_described and ids is None:
+                after = before.decided_again(facts, _decided(job, record, controller))
+            else:
+                after = _render(self._job(job, snapshot, record, controller), facts, before, ids)
+            rendered[uid] = after
             is_public_changed = is_public_changed or before is None or after.public is not before.public
-            changed.add(found.user)
+            changed.add(job.user)
         waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(snapshot.job[uid])])
         is_order_changed = waiting != self._waiting
         self._rendered, self._decided, self._order, self._waiting = rendered, decided, order, waiting
@@ -331,7 +343,6 @@ class StatusPublisher:
         return {"alone_seconds": alone, "left_seconds": left, "contention_before": before}
 
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
-        shown = job.blocked or controller.reason(job.uid)
         placement, now = job.placement, snapshot.now
         co_runner = None if job.co_runner is None else snapshot.job.get(job.co_runner)
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
@@ -344,8 +355,6 @@ class StatusPublisher:
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
-            reason=words(shown),
-            **_reason_fields(shown),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             run_started=job.run_started,
@@ -360,14 +369,12 @@ class StatusPublisher:
             blocked=job.blocked is not None,
             step_gain=step_gain(job),
             app=job.app,
-            batch=batch_status(job, record, *controller.batch_target(job.uid)),
-            planned=_planned(job, controller),
-            forecast=job_forecast(job.uid, controller.side_work),
             as_of=now,
             failed_sizes=record.failed_sizes,
             put_back_to=known_good_size(record) if record.put_back else None,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
             **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers
+            **decided_fields(_decided(job, record, controller)),
         )
 
     def _ended_job(self, record: JobRecord) -> JobStatus:
@@ -386,7 +393,7 @@ class StatusPublisher:
             max_gpus=int(needed.get("max_gpus", gpus)),
             preempt=str(needed.get("preempt", "checkpoint")),
             reason=words(ended_as),
-            **_reason_fields(ended_as),
+            **reason_fields(ended_as),
             nodes={},
             gpu_type=None,
             run_started=None,
@@ -423,9 +430,10 @@ class _RenderedJob:
 
     Attributes:
         facts: what the round decided.
-        job: its status.
+        job: its status; what was decided of it may be that of an earlier round.
         whole: JSON of the whole job.
         public: JSON of what everybody may see.
+        decided_at: where in ``whole`` and in ``public`` what was decided begins.
         own: JSON for the job's owner; None where that is the whole job.
     """
 
@@ -433,7 +441,13 @@ class _RenderedJob:
     job: JobStatus
     whole: bytes
     public: bytes
+    decided_at: tuple[int, int]
     own: bytes | None = None
+
+    def decided_again(self, facts: tuple[object, ...], decided: DecidedStatus) -> _RenderedJob:
+        """Return the job with what another round, or another forecast, says of it; only where Slurm hides no jobs."""
+        whole_at, public_at = self.decided_at
+        return _joined(facts, self.job, (self.whole[:whole_at], self.public[:public_at]), decided, self)
 
 
 def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | None, ids: _Ids | None) -> _RenderedJob:
@@ -446,10 +460,42 @@ def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | No
         ids: where Slurm hides jobs, the Slurm job ids of each user's live jobs; else None.
     """
     if ids is not None:
-        return _RenderedJob(facts, job, encode_job(job), b"", encode_job(_for_owner(job, ids)))
-    same = before is not None and public_facts(job) == public_facts(before.job)
-    public = before.public if before is not None and same else encode_job(job, whole=False)
-    return _RenderedJob(facts, job, encode_job(job), public)
+        return _RenderedJob(facts, job, encode_job(job), b"", (0, 0), encode_job(_for_owner(job, ids)))
+    decided = decided_of(job)
+    if before is not None and public_facts(job) == public_facts(before.job):
+        described = before.public[: before.decided_at[1]]
+    else:
+        described = encode_described(job, whole=False)
+    whole = encode_described(job)
+    return _joined(facts, job, (whole, described), decided, before)
+
+
+def _joined(
+    facts: tuple[object, ...],
+    job: JobStatus,
+    described: tuple[bytes, bytes],
+    decided: DecidedStatus,
+    before: _RenderedJob | None,
+) -> _RenderedJob:
+    """Return a rendered job of its parts; equal texts are one object, and that of before where it is equal."""
+    whole, public = described[0] + encode_decided(decided), described[1] + encode_decided(decided, whole=False)
+    if before is not None and public == before.public:
+        public = before.public
+    if whole == public:
+        whole = public
+    return _RenderedJob(facts, job, whole, public, (len(described[0]), len(described[1])))
+
+
+def _decided(job: Job, record: JobRecord, controller: Controller) -> DecidedStatus:
+    """Return what the latest round and the latest forecast say of a live job."""
+    shown = job.blocked or controller.reason(job.uid)
+    return DecidedStatus(
+        reason=words(shown),
+        **reason_fields(shown),
+        batch=batch_status(job, record, *controller.batch_target(job.uid)),
+        planned=_planned(job, controller),
+        forecast=job_forecast(job.uid, controller.side_work),
+    )
 
 
 def _ids_by_user(snapshot: Snapshot) -> _Ids:
@@ -462,18 +508,7 @@ def _ids_by_user(snapshot: Snapshot) -> _Ids:
 def _for_owner(job: JobStatus, ids: _Ids) -> JobStatus:
     """Return a job without what it tells of other users' jobs, for its owner where Slurm hides jobs."""
     own = ids.get(job.user, {})
-    known = tuple(uid for uid in job.stopped_for if uid in own)
-    reason = from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
-    first, *others = (without_strangers(part, own.values()) for part in reason.parts)
-    told = first.and_also(*others)
-    return replace(
-        job,
-        stopped_for=known,
-        stopped_for_others=len(job.stopped_for) - len(known),
-        co_runner=job.co_runner if job.co_runner in own.values() else None,
-        reason=job.reason if told == reason else words(told),
-        **_reason_fields(told),
-    )
+    return without_other_jobs(job, own, own.values())
 
 
 def _waits(job: Job) -> bool:
@@ -502,16 +537,6 @@ def _planned(job: Job, controller: Controller) -> PlannedStatus | None:
     """Return when the job is to run next; None for a job that is blocked, or not planned."""
     run = None if job.blocked is not None else controller.planned(job.uid)
     return None if run is None else PlannedStatus(**asdict(run))
-
-
-def _reason_fields(reason: Reason) -> dict[str, Any]:
-    """Return the fields of ``JobStatus`` that tell a reason to programs."""
-    data = to_json(reason)
-    return {
-        "reason_code": data["code"],
-        "reason_facts": data.get("facts", {}),
-        "reason_also": tuple(data.get("also", ())),
-    }
 
 
 def why_no_sharing(config: Config, state: ClusterState) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.demo.demo_page import page
-from metasched.demo.jobs import SETTINGS, DemoJob, configuration
+from metasched.demo.jobs import SETTINGS, ChosenPolicy, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
 from metasched.devcluster.script_paths import slurm_script
@@ -90,7 +90,7 @@ class DemoCluster:
 
 
 @contextmanager
-def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
+def stage(base: Path, policy: ChosenPolicy, *, keep: bool) -> Iterator[DemoCluster]:
     """Start cluster and daemon in an empty directory; on exit all processes end and, without ``keep``, all files go.
 
     Raises:
@@ -101,7 +101,7 @@ def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
             base / "cluster", SETTINGS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
         ) as cluster:
             config = base / "metasched.toml"
-            config.write_text(configuration(base / "state", base / "shared"), encoding="utf-8")
+            config.write_text(configuration(base / "state", base / "shared", policy), encoding="utf-8")
             with _daemon(config, cluster) as daemon, page(config, cluster.env) as address:
                 yield DemoCluster(base, cluster, daemon, address)
     finally:

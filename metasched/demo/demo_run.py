@@ -12,7 +12,7 @@ from types import FrameType
 
 from metasched.core.policy import installed_policies
 from metasched.demo.demo_cluster import DemoCluster, DemoError, stage
-from metasched.demo.jobs import JOBS
+from metasched.demo.jobs import JOBS, LAS, ChosenPolicy
 from metasched.demo.outcomes import Outcome, outcomes, problems
 from metasched.devcluster.errors import tail
 from metasched.devcluster.processes import INTERRUPTS, handling
@@ -50,6 +50,7 @@ def run(
     keep: bool,
     hold: bool,
     seconds_per_step: float,
+    policy: ChosenPolicy = LAS,
 ) -> DemoResult:
     """Run the demo in the empty directory ``base``.
 
@@ -60,28 +61,33 @@ def run(
         keep: whether the files stay.
         hold: whether cluster and page stay after the jobs' ends, until SIGINT, SIGTERM or SIGHUP.
         seconds_per_step: pause in each training step.
+        policy: the policy's name and parameters.
+
+    Under another policy than the default one the jobs need not preempt and resize each other.
 
     Raises:
         MetaschedError: the demo could not run to its end; everything is cleaned up.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
-    with _interruptible() as ignore, stage(base, keep=keep) as cluster:
+    with _interruptible() as ignore, stage(base, policy, keep=keep) as cluster:
         try:
             announce(cluster.page)
             submitted = _run_jobs(cluster, show, seconds_per_step)
             if hold:
                 _wait_for_interrupt(cluster, show)
-            return _result(cluster, submitted)
+            return _result(cluster, submitted, moves=policy == LAS)
         finally:
             ignore()
 
 
-def _result(cluster: DemoCluster, slurm_job_ids: Sequence[str]) -> DemoResult:
+def _result(cluster: DemoCluster, slurm_job_ids: Sequence[str], *, moves: bool) -> DemoResult:
     with Store.open(cluster.database, read_only=True) as store:
         found = outcomes(store, slurm_job_ids)
         replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
     different = [each.record.round for each in replayed if each.differences]
-    missing = problems(found, len(JOBS)) + [f"a replay decides round {number} differently" for number in different]
+    missing = problems(found, len(JOBS), moves=moves) + [
+        f"a replay decides round {number} differently" for number in different
+    ]
     logs = [tail(path) for path in cluster.logs] if missing else []
     return DemoResult(found, len(replayed), missing, logs)
 

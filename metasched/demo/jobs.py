@@ -15,16 +15,21 @@ progress, never by the clock, so the demo is the same on a slow machine.
 from __future__ import annotations
 
 import getpass
+import json
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from metasched.devcluster import NodeGroup, Settings
 from metasched.shared_dir.published_status import JobStatus, Status
 
 SETTINGS = Settings((NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80")))
 THRESHOLD_GPU_SECONDS = 24.0
+ChosenPolicy = tuple[str, Mapping[str, Any]]
+"""A policy's name and its parameters, as the configuration has them."""
 _ENOUGH_STEPS = 40
 
 
@@ -79,8 +84,14 @@ JOBS = (
 )
 
 
-def configuration(state: Path, shared: Path) -> str:
+LAS: ChosenPolicy = ("las", {"queue_thresholds_gpu_seconds": [THRESHOLD_GPU_SECONDS], "promote_knob": 1000})
+"""Name and parameters of the policy under which the jobs preempt and resize each other."""
+
+
+def configuration(state: Path, shared: Path, policy: ChosenPolicy = LAS) -> str:
     """Return the text of the configuration file of the daemon and the web page."""
+    name, parameters = policy
+    keys = "\n".join(f"{key} = {json.dumps(value)}" for key, value in parameters.items())
     return f"""[paths]
 state = "{state}"
 shared = "{shared}"
@@ -105,9 +116,8 @@ poll_seconds = 0.5
 grace_seconds = 30
 
 [policy]
-name = "las"
+name = {json.dumps(name)}
 
 [policy.parameters]
-queue_thresholds_gpu_seconds = [{THRESHOLD_GPU_SECONDS}]
-promote_knob = 1000
+{keys}
 """

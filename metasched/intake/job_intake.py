@@ -33,6 +33,8 @@ from metasched.store import JobRecord, Store
 
 SCRIPTS = 20
 """Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
+MOST_ALIKE = 4096
+"""Most requirements that are kept for further jobs with the same ones."""
 _REQUIREMENTS = TypeAdapter(Requirements)
 INTAKE_CONTINUES = Reason(Code.INTAKE_CONTINUES)
 _NO_REQUEST = Requirements(nodes=1, max_nodes=1)  # of a job with a malformed tag, which is blocked until it is fixed
@@ -73,7 +75,10 @@ class JobIntake:
         self._client = client
         self._store = store
         self._writes = writes
-        self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
+        self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}  # by uid
+        self._alike: dict[
+            int, tuple[Mapping[str, Any], Requirements]
+        ] = {}  # by the identity of the mapping, which it has
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()
@@ -275,10 +280,19 @@ class JobIntake:
         if record.error is not None:
             return _NO_REQUEST
         stored, needed = self._requirements.get(record.uid, (None, _NO_REQUEST))
-        if stored != record.requirements:
-            needed = _REQUIREMENTS.validate_python(record.requirements)
-            self._requirements[record.uid] = (record.requirements, needed)
+        if stored is not record.requirements:
+            self._requirements[record.uid] = found = self._read_requirements(record.requirements)
+            return found[1]
         return needed
+
+    def _read_requirements(self, given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Requirements]:
+        """Return the requirements with the mapping that they are read from; one object for jobs with the same one."""
+        found = self._alike.get(id(given))
+        if found is None:
+            if len(self._alike) >= MOST_ALIKE:
+                self._alike.clear()
+            found = self._alike[id(given)] = given, _REQUIREMENTS.validate_python(given)
+        return found
 
 
 def _new_record(uid: str, job: SlurmJob, inventory: NodeInventory) -> JobRecord:

@@ -39,6 +39,8 @@ SUSPEND_SECONDS = 10.0
 """Time after which a suspension by the daemon that Slurm does not show counts as never carried out."""
 MISSING_SECONDS = 30.0
 """Time after which a job that Slurm does not list counts as gone."""
+MISSING, LISTED_AGAIN = "missing", "listed_again"
+"""Kinds of the events of a job that Slurm does not list, and that it lists again."""
 RECOVERED_SECONDS = 30.0
 """Time in which Slurm may find out by itself that no node has the run that a restarted controller has recovered."""
 NEVER_STARTABLE = "BadConstraints"
@@ -290,21 +292,28 @@ class RunTracking:
     def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float) -> tuple[str, str] | None:
         """Why a job that failed is requeued: the kind of the event, and words; None where it is not."""
         stopped = record.current is not None and record.current.stop_requested is not None
-        if not stopped and self._may_be_killed_by_stopped_run(record, slurm):
-            # Also where its training was done: its next run only finds that, and completes the job for Slurm, too.
+        # A leftover's kill counts also where the training was done: the next run only finds that, and completes the
+        # job for Slurm, too.
+        if not stopped and (killed := self._killed_by_leftover(record, slurm)) is not None:
+            return killed
+        if self._had_finished(record, slurm):
+            return None
+        if stopped:
+            return "rescued", "when asked to stop"  # a stop must not make the job fail
+        return self._why_run_again(record, slurm, retries, now)
+
+    def _killed_by_leftover(self, record: JobRecord, slurm: SlurmJob) -> tuple[str, str] | None:
+        """Which earlier run's srun has killed the job's run, as ``_why_put_back`` tells it."""
+        if self._may_be_killed_by_stopped_run(record, slurm):
             return KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
-        if not self._had_finished(record, slurm):
-            return self._why_run_again(record, slurm, retries, now)
+        if self._may_be_killed_by_old_run(record, slurm):
+            return KILLED_BY_OLD_RUN, "when a host that was lost came back"
         return None
 
     def _why_run_again(
         self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float
     ) -> tuple[str, str] | None:
-        """Why a job that failed before its training was done is requeued."""
-        if record.current is not None and record.current.stop_requested is not None:
-            return "rescued", "when asked to stop"  # a stop must not make the job fail
-        if self._may_be_killed_by_old_run(record, slurm):
-            return KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        """Why a job that failed before its training was done, and that nobody stopped, is requeued."""
         if self._may_launch_again(record, slurm, retries):
             return LAUNCH_FAILED, "before its batch script had started"
         if self._size_failures.has_failed(record, slurm, now):
@@ -342,10 +351,10 @@ class RunTracking:
                 return False
         finished = self._had_finished(record, slurm)
         state = JobState.COMPLETED if finished else slurm.state
+        self._clear_mailbox(record)
         self._store.finish_job(record.uid, at, state.value, 0 if finished else slurm.exit_code)
         words = f"ended as {slurm.slurm_state}{TRAINED if finished else ''}"
         self._store.event("finished", words, uid=record.uid, at=now)
-        self._clear_mailbox(record)
         self._forget(record.uid)
         return True
 
@@ -355,18 +364,40 @@ class RunTracking:
         Such a job ended while no daemon ran, or slurmctld crashed and forgot it. One poll is no proof: Slurm's record
         of the job may have been unreadable.
         """
-        # Since now at the latest: the clock may have been set back.
-        self._missing_since = {record.uid: min(self._missing_since.get(record.uid, now), now) for record in missing}
+        self._note_missing(missing, now)
+        self._missing_since = {uid: min(since, now) for uid, since in self._missing_since.items()}
         lost = [record for record in missing if now - self._missing_since[record.uid] >= MISSING_SECONDS]
         gone = [record for record in lost if self._reports.read_to_end(record, now)]
         for record in gone:
             finished = self._store.has_final_checkpoint(record.uid)
+            self._clear_mailbox(record)
             self._store.finish_job(record.uid, now, JobState.COMPLETED.value if finished else "GONE", None)
             words = f"Slurm no longer knows it{TRAINED if finished else ''}"
             self._store.event("gone", words, uid=record.uid, at=now)
-            self._clear_mailbox(record)
+            del self._missing_since[record.uid]
             self._forget(record.uid)
         return len(gone)
+
+    def _note_missing(self, missing: Sequence[JobRecord], now: float) -> None:
+        """Note since when Slurm has not listed jobs: now at the latest, as the clock may have been set back.
+
+        The events tell a later daemon, so that the time of a job that is gone does not begin anew with each start.
+        """
+        uids = {record.uid for record in missing}
+        if uids == self._missing_since.keys():
+            return
+        with self._store.transaction():
+            for uid in self._missing_since.keys() - uids:
+                self._store.event(LISTED_AGAIN, "Slurm lists it again", uid=uid, at=now)
+            since = {uid: at for uid, at in self._missing_since.items() if uid in uids}
+            for uid in uids - since.keys():
+                told = (event for event in self._store.recent_events(20, uid) if event.kind in (MISSING, LISTED_AGAIN))
+                if (latest := next(told, None)) is not None and latest.kind == MISSING:
+                    since[uid] = latest.at
+                else:
+                    since[uid] = now
+                    self._store.event(MISSING, "Slurm does not list it", uid=uid, at=now)
+        self._missing_since = since
 
     def _follow_waiting(  # noqa: PLR0917  as above
         self, record: JobRecord, run: RunRecord, slurm: SlurmJob, status: Status, now: float, retries: Retries
@@ -470,7 +501,11 @@ class RunTracking:
         return slurm.ended is None or slurm.ended - ran[-1][1] < OLD_SRUN_SECONDS
 
     def _clear_mailbox(self, record: JobRecord) -> None:
-        """Remove the mailbox files of a job that has ended."""
+        """Remove the mailbox files of a job that has ended, before the store has it as ended.
+
+        A daemon that is killed in between finishes the job again. In the other order, the files of a job that nobody
+        follows any more would remain, and its checkpoint directory would belong to it for ever.
+        """
         try:
             self._mailbox.clear(record.uid)
             self._mailbox.unindex_job(record.slurm_job_id, record.uid)

@@ -37,7 +37,7 @@ MAX_BATCHES = 32
 COMPARED_REPORTS = 8
 """Latest reports of a run that are compared with the clock."""
 LEAST_PART_OF_CLOCK = 0.9
-"""Part of the time between two reports that steps take at least in most reports, or their speed is not believed."""
+"""Part of the time between two reports that steps take at least in most reports, or an event of the job says so."""
 
 log = structlog.get_logger()
 
@@ -51,22 +51,18 @@ class _Circumstances:
     co_runner: str | None
 
 
-def speed_by_clock(rows: Sequence[ThroughputRecord]) -> float | None:
-    """Return the steps per second by the clock where reports contradict it; None where they are plausible.
+def part_of_clock(rows: Sequence[ThroughputRecord]) -> float:
+    """Return the part of the time between two reports that steps take, at most 1; 1 where reports are few.
 
     In most reports of an honest trainer, steps take nearly all the time since the report before, because waits for data
-    and for other ranks are parts of them. Medians are compared: an evaluation or a checkpoint between two reports is no
-    contradiction. A trainer that evaluates between any two reports is as slow as the clock says, too.
+    and for other ranks are parts of them. The median counts: an evaluation or a checkpoint between two reports makes no
+    trainer slower. One that evaluates between any two reports is as slow as the clock says.
 
     Args:
         rows: the latest reports of one run, the latest first.
     """
     gaps = [(row, row.at - before.at) for row, before in pairwise(rows) if row.at > before.at]
-    if len(gaps) < COMPARED_REPORTS - 1:
-        return None
-    if median(row.seconds / gap for row, gap in gaps) >= LEAST_PART_OF_CLOCK:
-        return None
-    return median(row.steps / gap for row, gap in gaps)
+    return 1.0 if len(gaps) < COMPARED_REPORTS - 1 else min(1.0, median(row.seconds / gap for row, gap in gaps))
 
 
 def speed_subject(uid: str, user: str, model: str | None) -> str:
@@ -219,10 +215,9 @@ class ThroughputLearning:
         ):
             return
         where = (circumstances.placement.gpu_type or "", circumstances.placement.spread)
-        measured = latest.steps / latest.seconds
-        by_clock = speed_by_clock([row for row in rows if row.run == latest.run])
-        if by_clock is not None:
-            measured = min(measured, by_clock)
+        part = part_of_clock([row for row in rows if row.run == latest.run])
+        measured = latest.steps / latest.seconds * part  # the speed by the clock, whatever is said of the steps
+        if part < LEAST_PART_OF_CLOCK:
             text = "its steps are slower by the clock than its reports say: the speed by the clock counts"
             if self._store.event_once("speed-implausible", text, uid, at=latest.at):
                 log.info("reported_speed_implausible", uid=uid)

@@ -1,1 +1,1 @@
-"""Records in words and numbers for people: shared by the command line and the web page. Pure."""
+"""Records in words and numbers for people, and which job a person asks for: for command line, web page and API."""

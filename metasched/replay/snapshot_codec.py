@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
@@ -94,10 +95,11 @@ def decode(data: bytes) -> Snapshot:
 def _changed_fields(record: Any) -> dict[str, Any]:
     """The fields of a record whose values are not the default."""
     kind: Any = type(record)
+    names, values_of, defaults = _fields(kind)
     return {
         name: value
-        for name, default in _defaults(kind)
-        if (value := getattr(record, name)) is not default and (value if default is _EMPTY else value != default)
+        for name, value, default in zip(names, values_of(record), defaults, strict=True)
+        if value is not default and (value if default is _EMPTY else value != default)
     }
 
 
@@ -106,19 +108,19 @@ _EMPTY = object()  # stands for the default of a mapping
 
 
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, object], ...]:
-    """The fields of a kind of records, each with its default."""
-    return tuple(
-        (
-            field.name,
-            _EMPTY
-            if field.default_factory is not dataclasses.MISSING
-            else _REQUIRED
-            if field.default is dataclasses.MISSING
-            else field.default,
-        )
-        for field in dataclasses.fields(kind)
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]], tuple[object, ...]]:
+    """The names of the fields of a kind of records, a function that returns their values, and their defaults."""
+    fields = dataclasses.fields(kind)
+    names = tuple(field.name for field in fields)
+    defaults = tuple(
+        _EMPTY
+        if field.default_factory is not dataclasses.MISSING
+        else _REQUIRED
+        if field.default is dataclasses.MISSING
+        else field.default
+        for field in fields
     )
+    return names, operator.attrgetter(*names), defaults
 
 
 def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:

@@ -28,7 +28,8 @@ PROFILING_STEPS = 10
 """Optimizer steps that are timed in each profiling run (Liu et al., "Ares", 2025, section 4)."""
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
-_REPORTS_MODE = 0o3777  # sticky: everybody may make a directory, nobody may rename or remove another user's
+_INDEX_MODE = 0o711  # nobody lists the jobs; who knows a job's uid or Slurm job id finds its lease
+_REPORTS_MODE = 0o3733  # sticky: everybody may make a directory, nobody may list, rename or remove another user's
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
 _REPORT_FILE = re.compile(r"incarnation-[0-9]+\.jsonl|app\.jsonl|failed-run\.json(\.[0-9]+)?")
 _REMOVED_AT_ONCE = 10_000
@@ -201,8 +202,8 @@ class Mailbox:
         with _naming(shared):
             shared.mkdir(parents=True, exist_ok=True)
         for path, mode in (
-            (self._leases, _DIRECTORY_MODE),
-            (self._job_index, _DIRECTORY_MODE),
+            (self._leases, _INDEX_MODE),
+            (self._job_index, _INDEX_MODE),
             (self.reports, _REPORTS_MODE),
         ):
             _own_directory(path, mode)

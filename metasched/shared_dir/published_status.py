@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from metasched.core.errors import MetaschedError
+from metasched.shared_dir.job_reasons import public_reason
 
 FILE_NAME = "status.json"
 JOBS_FILE_NAME = "status-jobs.json"
@@ -372,14 +373,65 @@ _DEFAULTS = {
 }
 
 
-_PUBLIC_NAMES = tuple(name for name in JobStatus.__slots__ if name not in PRIVATE_FIELDS)
 _PRIVATE_DEFAULTS: dict[str, Any] = {name: _DEFAULTS.get(name) for name in PRIVATE_FIELDS}
 _NOT_SHOWN = dict.fromkeys(sorted(PRIVATE_FIELDS - _DEFAULTS.keys()))  # fields that a file must have
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedStatus:
+    """The fields of ``JobStatus`` that follow from the latest round and the latest forecast, and may change with them.
+
+    They end the JSON of a job, so that a round's changes leave the rest of it as it is.
+    """
+
+    reason: str
+    reason_code: str
+    reason_facts: Mapping[str, Any]
+    reason_also: tuple[Mapping[str, Any], ...]
+    batch: BatchStatus | None
+    planned: PlannedStatus | None
+    forecast: JobForecastStatus | None
+
+
+class _Shown:
+    """Some fields of records, of which those with another value than the default are shown.
+
+    Args:
+        names: of the fields, two or more.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._values_of = operator.attrgetter(*self._names)
+        self._defaults = tuple([_DEFAULTS.get(name, _NONE) for name in self._names])
+
+    def of(self, record: JobStatus | DecidedStatus) -> dict[str, Any]:
+        """Return the fields to show, by name."""
+        found = zip(self._names, self._values_of(record), self._defaults, strict=True)
+        return {name: value for name, value, default in found if value is not default and value != default}
+
+
+_decided_values = operator.attrgetter(*DecidedStatus.__slots__)
 _AGES = frozenset({"as_of", "attained_service", "ran_seconds", "waited_seconds"})
+_DESCRIBED_NAMES = tuple(name for name in JobStatus.__slots__ if name not in DecidedStatus.__slots__)
+_PUBLIC_NAMES = tuple(name for name in _DESCRIBED_NAMES if name not in PRIVATE_FIELDS)
+_DESCRIBED, _PUBLIC_DESCRIBED = _Shown(_DESCRIBED_NAMES), _Shown(_PUBLIC_NAMES)
+_DECIDED = _Shown(DecidedStatus.__slots__)
+_PUBLIC_DECIDED = _Shown(name for name in DecidedStatus.__slots__ if name not in PRIVATE_FIELDS)
 public_facts: Callable[[JobStatus], tuple[object, ...]] = operator.attrgetter(
     *(name for name in _PUBLIC_NAMES if name not in _AGES)
 )
-"""The fields of a job that everybody may see, but for those that grow with the time."""
+"""The fields of a job that everybody may see, but for what was decided and for what grows with the time."""
+
+
+def decided_of(job: JobStatus) -> DecidedStatus:
+    """Return what was decided of a job."""
+    return DecidedStatus(*_decided_values(job))
+
+
+def decided_fields(decided: DecidedStatus) -> dict[str, Any]:
+    """Return what was decided of a job by the names of the fields of ``JobStatus``."""
+    return dict(zip(DecidedStatus.__slots__, _decided_values(decided), strict=True))
 
 
 def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
@@ -389,16 +441,24 @@ def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
         job: the job.
         whole: whether the JSON has the job's private fields.
     """
-    names = JobStatus.__slots__ if whole else _PUBLIC_NAMES
-    values = {name: value for name in names if (value := getattr(job, name)) != _DEFAULTS.get(name, _NONE)}
-    if not whole:
-        values |= _NOT_SHOWN
-    return msgspec.json.encode(values)
+    return encode_described(job, whole=whole) + encode_decided(decided_of(job), whole=whole)
+
+
+def encode_described(job: JobStatus, *, whole: bool = True) -> bytes:
+    """Return the beginning of ``encode_job``: all but what was decided, without the closing brace."""
+    values = _DESCRIBED.of(job) if whole else _PUBLIC_DESCRIBED.of(job) | _NOT_SHOWN
+    return msgspec.json.encode(values)[:-1]
+
+
+def encode_decided(decided: DecidedStatus, *, whole: bool = True) -> bytes:
+    """Return the end of ``encode_job``: what was decided, with the closing brace."""
+    values = _DECIDED.of(decided) if whole else _PUBLIC_DECIDED.of(decided) | public_reason(decided)
+    return b"," + msgspec.json.encode(values)[1:]
 
 
 def public_job(job: JobStatus) -> JobStatus:
     """Return the job as everybody may see it."""
-    return replace(job, **_PRIVATE_DEFAULTS)
+    return replace(job, **_PRIVATE_DEFAULTS, **public_reason(job))
 
 
 def publish(shared: Path, status: Status) -> None:
@@ -519,6 +579,16 @@ def read(shared: Path) -> Status:
     Raises:
         StatusError: there is no published status, or another version's.
     """
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()  # thousands of new records would start the collector many times, in vain
+        return _read(shared)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(shared: Path) -> Status:
     directory = shared / PRIVATE_DIRECTORY
     for last in range(READ_TRIES - 1, -1, -1):
         status = _read_summary(shared)
@@ -600,18 +670,13 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[_Content]) -> _Content:
 
 
 def _decode(path: Path, content: bytes, decoder: msgspec.json.Decoder[_Content]) -> _Content:
-    was_enabled = gc.isenabled()
     try:
-        gc.disable()  # thousands of records would start the collector many times, in vain
         return decoder.decode(content)
     except msgspec.ValidationError:
         raise StatusError(_other_version(path)) from None
     except (msgspec.DecodeError, ValueError, RecursionError):
         msg = f"{path}: not a status file"
         raise StatusError(msg) from None
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _grow(job: JobStatus, published: float) -> None:

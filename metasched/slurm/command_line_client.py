@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
-from metasched.slurm.command_runner import error_of, plain_environment, run_command
+from metasched.slurm.command_runner import error_of, plain_environment, run_command, run_for_large_output
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
@@ -71,6 +71,7 @@ class CommandLineClient:
         self._lock = threading.Lock()  # one command on the pipe at a time
         self._jobs: tuple[SlurmJob, ...] = ()
         self._jobs_parser = json_parser.JobsParser()
+        self._nodes_parser = json_parser.NodesParser()
         self._text = ""  # of the list of jobs in the poll before
         self._lines: Mapping[str, str] | None = None  # of the poll that self._jobs is from, by job id; None: read all
         self._written: set[str] = set()  # ids of the jobs that were written since
@@ -157,7 +158,8 @@ class CommandLineClient:
 
     def _read_all(self) -> None:
         started = time.monotonic()
-        parsed = self._jobs_parser.parse(self._run([*_SQUEUE, "--json"]))
+        document = run_for_large_output([*_SQUEUE, "--json"], timeout=self._timeout, env=self._env)
+        parsed = self._jobs_parser.parse(document)
         self._jobs, self._full_read = parsed.records, started
         self._warn(parsed.errors)
 
@@ -171,13 +173,14 @@ class CommandLineClient:
         found: dict[str, SlurmJob] = {}
         if changed:
             try:
-                text = self._run([*_SQUEUE, "--json", "-j", ",".join(sorted(changed))])
+                argv = [*_SQUEUE, "--json", "-j", ",".join(sorted(changed))]
+                document = run_for_large_output(argv, timeout=self._timeout, env=self._env)
             except SlurmUnavailableError:
                 raise
             except SlurmError:  # one of the jobs has gone meanwhile
                 self._read_all()
                 return
-            parsed = self._jobs_parser.parse(text, whole=False)
+            parsed = self._jobs_parser.parse(document, whole=False)
             found = {job.slurm_job_id: job for job in parsed.records}
             self._warn(parsed.errors)
             if not found.keys() <= changed:  # 22.05 prints all jobs; others print all tasks of an array
@@ -194,7 +197,7 @@ class CommandLineClient:
 
     def nodes(self) -> Sequence[SlurmNode]:
         """Read all nodes as JSON, by the command of this host's Slurm release."""
-        parsed = json_parser.parse_nodes(self._run(json_releases.nodes_command(self._release())))
+        parsed = self._nodes_parser.parse(self._run(json_releases.nodes_command(self._release())))
         self._warn(parsed.errors)
         self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
         return parsed.records

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from math import ceil
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ import msgspec
 from metasched.core.model import Hold
 from metasched.slurm import field_parsers, hostlist, json_releases
 from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
+from metasched.slurm.command_runner import Buffer
 from metasched.slurm.errors import MalformedOutputError
 
 MIB = 2**20
@@ -57,6 +58,7 @@ _HOLDING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 _REASONS = {"JobHeldAdmin": Hold.ADMIN, "JobHeldUser": Hold.USER}
 _RESERVED = frozenset({"reserved", "maintenance", "maint"})
+_NONE: frozenset[str] = frozenset()  # one object for all jobs
 _IS_RESERVATION = re.compile(r"ReservationName=\S")
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "cloud", "dynamic_norm", "dynamic_future"})
 
@@ -78,9 +80,10 @@ class JobsParser:
     """Parses successive outputs of ``squeue --json``; a record whose text is unchanged gives the same objects."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[SlurmJob, ...]] = {}  # by digest of a record's text
+        # By the hash of a record's text. Python keys it with a secret of the process, so that no user finds two alike.
+        self._known: dict[int, tuple[SlurmJob, ...]] = {}
 
-    def parse(self, document: str, *, whole: bool = True) -> Parsed[SlurmJob]:
+    def parse(self, document: Buffer, *, whole: bool = True) -> Parsed[SlurmJob]:
         """Parse an output as ``parse_jobs`` does.
 
         Args:
@@ -89,17 +92,17 @@ class JobsParser:
         """
         try:
             texts = msgspec.json.decode(document, type=_RawJobs).jobs
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return parse_jobs(document)  # control characters, or no list of jobs
+        except (msgspec.DecodeError, RecursionError):
+            return parse_jobs(bytes(document).decode(errors="replace"))  # control characters, or no list of jobs
         records: list[SlurmJob] = []
         errors: list[MalformedOutputError] = []
-        known = dict[bytes, tuple[SlurmJob, ...]]()
+        known = dict[int, tuple[SlurmJob, ...]]()
         for text in texts:
             raw = bytes(text)
-            digest = blake2b(raw, digest_size=16).digest()
+            digest = hash(raw)
             found = self._known.get(digest)
             if found is None:
-                parsed = parse_jobs(f'{{"jobs":[{raw.decode()}]}}')
+                parsed = parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
                 errors += parsed.errors
                 found = parsed.records
                 if parsed.errors:
@@ -112,6 +115,56 @@ class JobsParser:
 
 class _RawJobs(msgspec.Struct):
     jobs: list[msgspec.Raw]
+
+
+class NodesParser:
+    """Parses successive outputs about nodes; a node of which nothing has changed that is read is the same object.
+
+    Slurm's JSON of a node also has its load and its free memory, which change all the time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, ...], Parsed[SlurmNode]] = {}  # by the texts of the fields that are read
+
+    def parse(self, document: str) -> Parsed[SlurmNode]:
+        """Parse an output as ``parse_nodes`` does."""
+        try:
+            nodes = msgspec.json.decode(document, type=_RawNodes).nodes
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            return parse_nodes(document)  # control characters, or no list of nodes
+        known, found = dict[tuple[bytes, ...], Parsed[SlurmNode]](), list[Parsed[SlurmNode]]()
+        for node in nodes:
+            key = tuple(map(bytes, msgspec.structs.astuple(node)))
+            parsed = self._known.get(key) or parse_nodes(f'{{"nodes":[{msgspec.json.encode(node).decode()}]}}')
+            known[key] = parsed
+            found.append(parsed)
+        self._known = known
+        return Parsed(
+            tuple([record for parsed in found for record in parsed.records]),
+            tuple([error for parsed in found for error in parsed.errors]),
+        )
+
+
+class _RawNode(msgspec.Struct, omit_defaults=True):
+    """The fields of a node that are read (``_nodes``); an empty text stands for a missing field."""
+
+    name: msgspec.Raw = msgspec.Raw()
+    state: msgspec.Raw = msgspec.Raw()
+    state_flags: msgspec.Raw = msgspec.Raw()
+    gres: msgspec.Raw = msgspec.Raw()
+    gres_used: msgspec.Raw = msgspec.Raw()
+    cpus: msgspec.Raw = msgspec.Raw()
+    real_memory: msgspec.Raw = msgspec.Raw()
+    active_features: msgspec.Raw = msgspec.Raw()
+    partitions: msgspec.Raw = msgspec.Raw()
+    reservation: msgspec.Raw = msgspec.Raw()
+    reason: msgspec.Raw = msgspec.Raw()
+    reason_set_by_user: msgspec.Raw = msgspec.Raw()
+    reason_changed_at: msgspec.Raw = msgspec.Raw()
+
+
+class _RawNodes(msgspec.Struct):
+    nodes: list[_RawNode]
 
 
 def parse_nodes(document: str) -> Parsed[SlurmNode]:
@@ -175,6 +228,10 @@ class _Fields:
     def text(self, field: str) -> str:
         """Read a text; "" for null."""
         return self.get(field, json_releases.text)
+
+    def shared_text(self, field: str) -> str:
+        """Read a text that many records have; it is one object for all of them."""
+        return sys.intern(self.text(field))
 
     def instant(self, field: str) -> float | None:
         """Read an instant in unix seconds; None where Slurm has 0, which means unset."""
@@ -263,14 +320,14 @@ def _job(fields: _Fields) -> SlurmJob:
         array_job_id=array,
         array_task_id=task,
         name=fields.text("name"),
-        user=fields.text("user_name") or str(fields.count("user_id")),
-        account=fields.text("account"),
-        partition=fields.text("partition"),
-        qos=fields.text("qos"),
+        user=fields.shared_text("user_name") or str(fields.count("user_id")),
+        account=fields.shared_text("account"),
+        partition=fields.shared_text("partition"),
+        qos=fields.shared_text("qos"),
         comment=fields.text("comment"),
         admin_comment=fields.text("admin_comment"),
         state=state,
-        slurm_state=slurm_state,
+        slurm_state=sys.intern(slurm_state),
         reason=fields.text("state_description") or reason,
         hold=_hold(state, priority, reason),
         submitted=float(fields.count("submit_time")),
@@ -288,7 +345,7 @@ def _job(fields: _Fields) -> SlurmJob:
         gpu_types=tuple(types),
         memory_per_node=fields.bytes("memory_per_node"),
         memory_per_cpu=fields.bytes("memory_per_cpu"),
-        features=frozenset(fields.get("features", json_releases.words)),
+        features=frozenset(fields.get("features", json_releases.words)) or _NONE,
         required_nodes=fields.hosts("required_nodes"),
         excluded_nodes=fields.hosts("excluded_nodes"),
         exclusive="none" in fields.get("shared", json_releases.words),

@@ -24,7 +24,10 @@ from metasched.store.records import (
 from metasched.store.row_conversion import JOBS_WITH_RUNS, RUN_COLUMNS, batch_plan_of, job_of, placement_of, run_of
 from metasched.store.schema import TABLES
 
-_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants
+_ALL_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs"  # noqa: S608  constants
+_OPEN_RUNS = f"{_ALL_RUNS} WHERE ended IS NULL AND started > 0 ORDER BY started DESC LIMIT ?"
+_RUNS = f"{_ALL_RUNS} WHERE uid = ? ORDER BY run"
+_ENDED_RUNS = f"{_ALL_RUNS} WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
 _THROUGHPUT = (
     "SELECT uid, run, generation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
     "accumulation, progress, grad_square, grad_variance, plan, data_seconds, sync_seconds, peak_bytes "
@@ -77,6 +80,12 @@ class HistoryQueries(Connection):
     def runs(self, uid: str) -> list[RunRecord]:
         """All runs of a job, in the order of their numbers."""
         return [run_of(row) for row in self._rows(_RUNS, [uid])]
+
+    def recent_runs(self, limit: int = 100) -> list[RunRecord]:
+        """The runs of all jobs that have started and not ended, then those that ended last; ``limit`` at most."""
+        rows = self._rows(_OPEN_RUNS, [limit])
+        rows += self._rows(_ENDED_RUNS, [limit - len(rows)])
+        return [run_of(row) for row in rows]
 
     def has_final_checkpoint(self, uid: str) -> bool:
         """Whether the job's latest checkpoint, as its trainers reported, is the one at the end of the training."""

@@ -102,10 +102,17 @@ def run_of(row: tuple[Any, ...]) -> RunRecord:
     return RunRecord(**values)
 
 
+@lru_cache(maxsize=4096)  # of thousands of waiting jobs, most ask for the same
+def _requirements(text: str) -> Mapping[str, Any]:
+    """Return a job's requirements, one object for all jobs with the same ones."""
+    found: Mapping[str, Any] = json.loads(text)
+    return found
+
+
 def job_of(row: tuple[Any, ...]) -> JobRecord:
     """The job, with its open run, in a row of ``JOBS_WITH_RUNS``."""
     values = list(row[:_RUN_PART])
-    values[_REQUIREMENTS] = json.loads(values[_REQUIREMENTS])
+    values[_REQUIREMENTS] = _requirements(values[_REQUIREMENTS])
     values[_ATTAINED] = {} if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
     values[_BATCHING] = batching_of(values[_BATCHING])

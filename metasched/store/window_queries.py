@@ -6,7 +6,7 @@ Jobs that were imported from Slurm's accounting are left out: metasched did not 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,14 @@ class GpuHours:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsOf:
+    """The jobs of some users and those of some accounts."""
+
+    users: Sequence[str] = ()
+    accounts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RoundChange:
     """One decision that began in a round.
 
@@ -169,13 +177,17 @@ class WindowQueries(Connection):
         return [GpuHours(user, account, jobs, hours or 0.0) for user, account, jobs, hours in rows]
 
     def gpu_hours_by_job(
-        self, begin: float, end: float, now: float, most: int, users: Collection[str] | None = None
+        self, begin: float, end: float, now: float, most: int, only: JobsOf | None = None
     ) -> list[GpuHours]:
-        """GPU hours of the jobs with most of them within a window; with ``users``, of these users' jobs alone."""
-        condition = "" if users is None else "WHERE jobs.user IN (SELECT value FROM json_each(:users))"
+        """GPU hours of the jobs with most of them within a window; with ``only``, of these jobs alone."""
+        condition = ""
         parameters: dict[str, Any] = {"begin": begin, "end": end, "now": now, "most": most}
-        if users is not None:
-            parameters["users"] = as_json(sorted(users))
+        if only is not None:
+            condition = (
+                "WHERE jobs.user IN (SELECT value FROM json_each(:users)) "
+                "OR jobs.account IN (SELECT value FROM json_each(:accounts))"
+            )
+            parameters |= {"users": as_json(only.users), "accounts": as_json(only.accounts)}
         rows = self._rows(
             "SELECT jobs.user, jobs.account, held.gpu_seconds / 3600.0, jobs.uid, jobs.slurm_job_id, jobs.name "  # noqa: S608  constants
             f"FROM ({_GPU_SECONDS}) AS held CROSS JOIN jobs ON jobs.uid = held.uid {condition} "

@@ -14,11 +14,15 @@ from metasched.store import Store, StoreError
 
 log = structlog.get_logger()
 
+_Identity = tuple[int, int, int]
+
 
 class DatabaseReader:
     """Connections to the database, one for each thread that asks.
 
-    A takeover by another daemon may put another file at the path. Each use looks at the path, and opens the new file.
+    A takeover by another daemon may put another file at the path. A database that no daemon has open is read alone;
+    once a daemon opens it, new data are in its write-ahead log. Each use looks at both files, and opens the database
+    again where one of them is another.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,13 +57,13 @@ class DatabaseReader:
 
     def close(self) -> None:
         """Close the present thread's connection."""
-        opened: tuple[tuple[int, int], Store] | None = getattr(self._threads, "opened", None)
+        opened: tuple[_Identity, Store] | None = getattr(self._threads, "opened", None)
         if opened is not None:
             self._threads.opened = None
             opened[1].close()
 
     def _store(self) -> Store:
-        opened: tuple[tuple[int, int], Store] | None = getattr(self._threads, "opened", None)
+        opened: tuple[_Identity, Store] | None = getattr(self._threads, "opened", None)
         present = _identity(self.path)
         if opened is not None and opened[0] == present:
             return opened[1]
@@ -70,9 +74,14 @@ class DatabaseReader:
         return store
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> _Identity | None:
+    """Numbers of the database and of its write-ahead log, 0 for no log; None where there is no database."""
     try:
-        found = os.stat(path)  # noqa: PTH116  one call at every use
+        found = os.stat(path)  # noqa: PTH116  two calls at every use
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    try:
+        log_number = os.stat(f"{path}-wal").st_ino  # noqa: PTH116
+    except OSError:
+        log_number = 0
+    return found.st_dev, found.st_ino, log_number

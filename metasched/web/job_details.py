@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from metasched.core.apps import LossPoint
 from metasched.core.reason_words import words
+from metasched.core.reasons import from_text, to_text
 from metasched.presentation.job_explanation import explanation, history, time_use_words
-from metasched.shared_dir.published_status import JobStatus, Status
+from metasched.shared_dir.published_status import JobStatus
 from metasched.store import (
     ActionRecord,
     DecisionRecord,
@@ -21,9 +22,8 @@ from metasched.store import (
 )
 from metasched.store.job_queries import BatchChange, CheckpointRecord, ThroughputPoint
 from metasched.store.time_use import TimeUse, time_use
-from metasched.web.access import Viewer
 from metasched.web.database import DatabaseReader
-from metasched.web.published import Publication
+from metasched.web.site import View
 
 MOST_RUNS = 200
 MOST_POINTS = 300
@@ -42,10 +42,10 @@ class JobPast:
         record: the job.
         runs: the latest runs, in their order.
         decisions: the latest decisions, newest first, as are actions, events and checkpoints.
-        actions: the latest actions.
-        events: the latest events.
         forecasts: the first and the latest forecast of its start and its end, with what came.
-        points: reported speeds and losses; empty where the viewer may not see them, as are the next three.
+        actions: the latest actions; empty where the viewer may not see the job whole, as are all that follow.
+        events: the latest events.
+        points: reported speeds and losses.
         losses: losses by progress, thinned by the store.
         batches: the first batch, and its changes.
         checkpoints: the latest checkpoints.
@@ -54,9 +54,9 @@ class JobPast:
     record: JobRecord
     runs: Sequence[RunRecord] = ()
     decisions: Sequence[DecisionRecord] = ()
+    forecasts: Sequence[ForecastRecord] = ()
     actions: Sequence[ActionRecord] = ()
     events: Sequence[EventRecord] = ()
-    forecasts: Sequence[ForecastRecord] = ()
     points: Sequence[ThroughputPoint] = ()
     losses: Sequence[LossPoint] = ()
     batches: Sequence[BatchChange] = ()
@@ -86,42 +86,44 @@ class JobDetails:
     use_words: Sequence[str] = field(default=())
 
 
-def find_job(
-    uid: str, viewer: Viewer, publication: Publication, database: DatabaseReader, now: float
-) -> JobDetails | None:
+def find_job(uid: str, view: View, database: DatabaseReader) -> JobDetails | None:
     """The job of a uid or of a Slurm job id of the status; None for one that does not exist or may not be seen.
+
+    A job that may not be seen takes the way of one that does not exist, also without a database.
 
     Raises:
         StoreError: the database cannot be read, and the status does not have the job.
     """
+    viewer, publication, now = view.viewer, view.publication, view.now
     uid = publication.uids.get(uid, uid)
     job = publication.jobs.get(uid)
+    if job is not None and not viewer.may_see(job):
+        job = None
     past: JobPast | None = None
     try:
-        past = read_past(uid, viewer, database)
+        past = read_past(uid, view, database)
     except StoreError:
         if job is None:
             raise
     if job is None and past is not None:
         job = status_of(past.record, now)
-    if job is None or not viewer.may_see(job):
+    if job is None:
         return None
-    shown = seen_by(viewer, job)
+    shown = view.jobs.seen(job)
     detailed = viewer.may_see_details(shown)
-    status = publication.status
     use = time_use(past.runs, now) if past and detailed else None
     return JobDetails(
         job=shown,
         past=past,
         is_detailed=detailed,
-        words=_words(shown, status, viewer, now),
+        words=_words(shown, view),
         story=history(shown, now),
         use=use if use and use.held > 0 else None,
         use_words=time_use_words(use) if use else (),
     )
 
 
-def read_past(uid: str, viewer: Viewer, database: DatabaseReader) -> JobPast | None:
+def read_past(uid: str, view: View, database: DatabaseReader) -> JobPast | None:
     """The history of a job, in one short transaction; None for one that the viewer may not see.
 
     Raises:
@@ -129,23 +131,28 @@ def read_past(uid: str, viewer: Viewer, database: DatabaseReader) -> JobPast | N
     """
     with database.reading() as store:
         record = store.job(uid)
-        if record is None or not viewer.may_see(record):
+        if record is None or not view.viewer.may_see(record):
             return None
         past = JobPast(
             record=record,
             runs=store.latest_runs(uid, MOST_RUNS),
-            decisions=store.recent_decisions(uid, MOST_DECISIONS),
-            actions=store.recent_actions(MOST_ACTIONS, uid),
-            events=store.recent_events(MOST_EVENTS, uid),
+            decisions=[
+                replace(one, reason=view.jobs.reason(one.reason, record))
+                for one in store.recent_decisions(uid, MOST_DECISIONS)
+            ],
             forecasts=sorted(store.forecasts(uid), key=lambda one: (one.kind != "start", one.latest)),
         )
-        return _with_reports(past, store) if viewer.may_see_details(record) else past
+        return _with_records(past, store, view) if view.viewer.may_see_details(record) else past
 
 
-def _with_reports(past: JobPast, store: Store) -> JobPast:
+def _with_records(past: JobPast, store: Store, view: View) -> JobPast:
+    """The history with what is the owner's."""
     uid = past.record.uid
+    events = store.recent_events(MOST_EVENTS, uid)
     return replace(
         past,
+        actions=store.recent_actions(MOST_ACTIONS, uid),
+        events=[replace(one, text=_text_for(one.text, past.record, view)) for one in events],
         points=store.throughput_points(uid, MOST_POINTS),
         losses=store.losses([uid]).get(uid, ()),
         batches=store.batch_changes(uid, MOST_BATCHES),
@@ -153,11 +160,11 @@ def _with_reports(past: JobPast, store: Store) -> JobPast:
     )
 
 
-def seen_by(viewer: Viewer, job: JobStatus) -> JobStatus:
-    """The status of a job without what the viewer may not see."""
-    if viewer.may_see_details(job):
-        return job
-    return replace(job, loss=None, steps_per_second=None, progress_steps=None, batch=None)
+def _text_for(text: str, record: JobRecord, view: View) -> str:
+    """An event's text, which is a reason or words, without names of jobs that are hidden."""
+    reason = from_text(text)
+    told = view.jobs.reason(reason, record)
+    return text if told == reason else to_text(told)
 
 
 def status_of(record: JobRecord, now: float) -> JobStatus:
@@ -196,12 +203,9 @@ def status_of(record: JobRecord, now: float) -> JobStatus:
     )
 
 
-def _words(job: JobStatus, status: Status | None, viewer: Viewer, now: float) -> list[str]:
+def _words(job: JobStatus, view: View) -> list[str]:
     """Sentences on the job's state, which name no job that the viewer may not see."""
-    if status is None:
+    if view.status is None:
         return []
-    seen = {other.slurm_job_id for other in status.jobs if viewer.may_see(other)}
-    visible = replace(status, jobs=tuple(other for other in status.jobs if other.slurm_job_id in seen))
-    if job.co_runner is not None and job.co_runner not in seen:
-        job = replace(job, co_runner=None)
-    return explanation(job, visible, now)
+    visible = replace(view.status, jobs=tuple(view.jobs.live), finished=tuple(view.jobs.finished))
+    return explanation(job, visible, view.now)

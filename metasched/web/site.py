@@ -12,6 +12,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import jinja2
+import structlog
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute
@@ -24,7 +25,10 @@ from metasched.web.access import Access, Viewer
 from metasched.web.database import DatabaseReader
 from metasched.web.published import Publication, PublishedStatus
 from metasched.web.settings import WebSettings
+from metasched.web.visible_jobs import VisibleJobs
 from metasched.web.what_if_runs import WhatIfRuns
+
+log = structlog.get_logger()
 
 STATIC = Path(__file__).parent / "static"
 _CLOCK_SECONDS = 60.0  # difference of clocks that is not worth a warning
@@ -57,36 +61,66 @@ class View:
     Attributes:
         viewer: the user who asks.
         publication: the published status.
+        jobs: the publication's jobs as the viewer may see them.
         now: the present instant, unix seconds.
     """
 
     viewer: Viewer
     publication: Publication
+    jobs: VisibleJobs
     now: float
 
     @property
     def status(self) -> Status | None:
-        """The published status; None where there is none."""
+        """The published status; None where there is none. ``jobs`` has its jobs as the viewer may see them."""
         return self.publication.status
 
     @property
-    def warning(self) -> str:
-        """Why the status may not be the present one, in words; "" for a status of now."""
+    def trouble(self) -> str:
+        """Why the status may not be the present one, in a word; "" for a status of now."""
         status = self.status
         if status is None:
-            return "No status of the daemon can be read. It may not be running, or the page may have no access to it."
+            return "missing"
         if self.publication.problem:
+            return "unreadable"
+        if status.published > self.now + _CLOCK_SECONDS:
+            return "future"
+        return "old" if is_stale(status, self.now) else ""
+
+    @property
+    def warning(self) -> str:
+        """The same in sentences for people."""
+        status, trouble = self.status, self.trouble
+        if status is None:
+            return "No status of the daemon can be read. It may not be running, or the page may have no access to it."
+        if trouble == "unreadable":
             return (
                 f"The newest status cannot be read. What you see was published {text.ago(status.published, self.now)}."
             )
-        if status.published > self.now + _CLOCK_SECONDS:
+        if trouble == "future":
             return "The newest status comes from the future: the clock of this host or the daemon's was set."
-        if is_stale(status, self.now):
+        if trouble == "old":
             return (
                 f"The daemon has published nothing for {duration(self.now - status.published)}. "
                 "It is stopped or hangs. Running jobs continue without it."
             )
         return ""
+
+
+class Troubles:
+    """Logs once when the status ceases to be the present one, or is so again."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def note(self, view: View) -> None:
+        """Compare a request's view with the one before."""
+        if view.trouble != self._last:
+            self._last = view.trouble
+            if view.trouble:
+                log.warning("status_not_present", trouble=view.trouble, told=view.warning)
+            else:
+                log.info("status_present")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +135,7 @@ class Site:
     templates: jinja2.Environment
     static_version: str
     navigation: Sequence[Page] = field(default_factory=tuple)
+    troubles: Troubles = field(default_factory=Troubles)
 
     def view(self, request: Request) -> View:
         """The viewer and the present status of a request.
@@ -110,7 +145,10 @@ class Site:
         """
         publication = self.published.current()
         private = publication.status is not None and publication.status.jobs_are_private
-        return View(self.access.viewer(request, jobs_private=private), publication, time.time())
+        viewer = self.access.viewer(request, jobs_private=private)
+        view = View(viewer, publication, VisibleJobs(publication, viewer), time.time())
+        self.troubles.note(view)
+        return view
 
     def render(
         self, request: Request, template: str, view: View | None = None, *, code: int = 200, **values: Any

@@ -8,17 +8,18 @@ exit status is 1 where the job waits more than twice as long as without an attac
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import structlog
 
 from metasched.slurm.client import JobState
 from tests.fakes.fake_nodes import FakeNode
-from tests.fakes.fake_slurm import FakeSlurm
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import ME, FakeSite
 
 BEFORE = 5.0  # seconds of the attack before the other user's job arrives
@@ -29,14 +30,30 @@ REPORTS, REPORT_BYTES = 40, 49_000_000
 LINE = b'{"v": 1, "kind": "progress", "step": 1}\n'
 
 
+LOCKS = """
+import fcntl, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease stays although another process opens the file
+files = [open(name, "r+b") for name in sys.argv[1:]]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("locked", flush=True)
+time.sleep(3600)
+"""
+
+
 class Attack:
-    """One attacker's work; `begin` is called once, and `go_on` after each poll."""
+    """One attacker's work; `begin` and `end` are called once, and `go_on` after each poll."""
 
     def begin(self, site):
         """Begin."""
 
     def go_on(self, site):
         """Go on."""
+
+    def end(self):
+        """End what runs on."""
 
 
 class Array(Attack):
@@ -83,6 +100,7 @@ class Reports(Attack):
 
     def __init__(self, how):
         self.how = how
+        self.locker = None
 
     def begin(self, site):
         jobs = [site.add("--gres=gpu:1", "--nodelist=n1") for _ in range(8)]
@@ -99,12 +117,23 @@ class Reports(Attack):
             place.unlink(missing_ok=True)  # the trainer's own
             if self.how == "fifo":
                 os.mkfifo(place)
+            elif self.how == "locks":
+                place.write_bytes(LINE)
             elif self.how == "symbolic link":
                 place.symlink_to("/dev/zero")
             elif self.how == "copy":
                 shutil.copyfile(source, place)
             else:
                 place.hardlink_to(source)
+        if self.how == "locks":
+            places = sorted((site.base / "shared" / "reports").glob("*/*"))
+            self.locker = subprocess.Popen([sys.executable, "-c", LOCKS, *places], stdout=subprocess.PIPE, text=True)
+            assert self.locker.stdout.readline() == "locked\n"
+
+    def end(self):
+        if self.locker is not None:
+            self.locker.kill()
+            self.locker.communicate()
 
 
 class Links(Attack):
@@ -119,6 +148,20 @@ class Links(Attack):
             uid = site.record(job).uid
             (site.base / "shared" / "reports").mkdir(exist_ok=True)
             (site.base / "shared" / "reports" / uid).symlink_to("/proc/self")
+
+
+class Wrapper(Attack):
+    """Own jobs whose wrapper was replaced (PATH, LD_PRELOAD): they ignore every signal, and report nothing."""
+
+    def begin(self, site):
+        for _ in range(8):
+            site.slurm.add(
+                "--hold",
+                *("--gres=gpu:1", "--nodelist=n1"),
+                comment="metasched",
+                user="attacker",
+                trainer=Trainer(stop_seconds=None),
+            )
 
 
 class Stamps(Attack):
@@ -142,7 +185,9 @@ ATTACKS = {
     "40 x 49 MB of copied reports": lambda: Reports("copy"),
     "40 reports that are links to /dev/zero": lambda: Reports("symbolic link"),
     "40 reports that are FIFOs": lambda: Reports("fifo"),
+    "40 reports under locks and leases": lambda: Reports("locks"),
     "links as report directories": Links,
+    "8 jobs with a replaced wrapper": Wrapper,
     "100 copied stamps": Stamps,
 }
 
@@ -160,8 +205,11 @@ def poll(site, longest):
 def waits(attack):
     """The seconds from submission to start of another user's job, and those of the longest poll; None: not started."""
     nodes = (FakeNode("n1"), FakeNode("n2"))
-    with tempfile.TemporaryDirectory() as base, closing(FakeSite(Path(base), FakeSlurm(nodes=nodes))) as site:
+    with ExitStack() as stack:
+        base = stack.enter_context(tempfile.TemporaryDirectory())
+        site = stack.enter_context(closing(FakeSite(Path(base), FakeSlurm(nodes=nodes))))
         poll(site, 0.0)
+        stack.callback(attack.end)
         attack.begin(site)
         longest, until = 0.0, site.slurm.now + BEFORE
         while site.slurm.now < until:

@@ -1,24 +1,20 @@
 """A campaign: faults strike a private Slurm cluster with trainings, and what must not happen is looked for."""
 
 import json
-import re
 import time
 from collections import Counter
 from contextlib import ExitStack
-from datetime import datetime
 
-from metasched.configuration.config import SlurmOptions
 from metasched.devcluster import processes
 from metasched.devcluster.errors import DevClusterError
-from tests.campaign import faults
+from tests.campaign import faults, notices
 from tests.campaign.injection import Injector, ServiceManager, StoreDisk, VoidError
 from tests.campaign.trainings import Users
 
 PATIENCE = 240.0  # seconds in which all trainings must end after the last fault, on a crowded machine
 ORPHAN_SECONDS = 45.0  # after the last job, for Slurm to end what it knows of
 BEFORE, AFTER = 40.0, 10.0  # seconds of the events around a problem that are printed
-RESTART = "slurmctld_restarted"  # in the daemon's log, after which it settles
-START = re.compile(r"^(\S+) \[.*? action  *action='start ", re.MULTILINE)  # time of a start, in the daemon's log
+NOTICE_SECONDS = 60.0  # in which a daemon that runs must have noticed the last restart of slurmctld
 
 
 class Events:
@@ -133,7 +129,10 @@ class Campaign:
             self.problem(f"training-{training.number}: {fault}")
         for orphan in self._orphans():
             self.problem(f"orphan process {orphan.pid}: {' '.join(orphan.argv)[:200]}")
-        early = [] if self.plain else self._early_starts(injector.controller_boots)
+        unnoticed = [] if self.plain else self._await_notices(injector.controller_boots)
+        for boot in unnoticed:
+            self.problem(f"the daemon has not noticed the restart of slurmctld at {boot:.0f} before it started a job")
+        early = [] if self.plain else notices.early_starts(self.site.log(), injector.controller_boots)
         for at, seconds in early:
             self.problem(f"a job was started at {at} UTC, {seconds:.1f} s after slurmctld")
         ends = []
@@ -156,7 +155,7 @@ class Campaign:
             "orphans": sum("orphan process" in text for _, text in self.problems),
             "daemon_ended_by_itself": len(ends),
             "slurmctld_restarts": len(injector.controller_boots),
-            "slurmctld_restarts_in_the_log": None if self.plain else self.site.log().count(RESTART),
+            "slurmctld_restarts_noticed": None if self.plain else len(injector.controller_boots) - len(unnoticed),
             "starts_while_slurmctld_settled": None if self.plain else len(early),
         }
 
@@ -190,15 +189,12 @@ class Campaign:
             again += len(steps) - len(set(steps))
         return kept, again
 
-    def _early_starts(self, boots):
-        """Starts in the daemon's log, with their seconds after the boot of slurmctld, before it had settled.
-
-        Restarts themselves cannot be counted: nobody has to notice one that a killed daemon slept through, nor the
-        first of two in one outage.
-        """
-        settle = SlurmOptions().settle_seconds
-        starts = [(text, datetime.fromisoformat(text).timestamp()) for text in START.findall(self.site.log())]
-        return [(text, at - boot) for text, at in starts for boot in boots if 0 < at - boot < settle]
+    def _await_notices(self, boots):
+        """The restarts that the daemon has not noticed, after some time for the last of them."""
+        deadline = time.monotonic() + NOTICE_SECONDS
+        while (unnoticed := notices.unnoticed(self.site.log(), boots)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return unnoticed
 
     # The outcome, in words
 

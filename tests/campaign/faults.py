@@ -85,18 +85,21 @@ class Shape(NamedTuple):
 
 def draw_faults(seed, seconds):
     """The faults of a campaign of so many seconds, in order; policies change in turn at fixed times."""
+    return sorted([*_policy_changes(seed, seconds), *draw(KINDS, MEAN_PAUSE, seed, seconds)])
+
+
+def draw(kinds, mean_pause, seed, seconds):
+    """Faults of so many seconds, in order, of kinds with how often each is in a hand, and least and most seconds."""
     dice = random.Random(f"faults {seed}")  # noqa: S311  no secret
-    faults = list(_policy_changes(seed, seconds))
     at, cards = FIRST_FAULT, []
     while at < seconds:
         if not cards:
-            cards = [kind for kind, (often, _, _) in KINDS.items() for _ in range(often)]
+            cards = [kind for kind, (often, _, _) in kinds.items() for _ in range(often)]
             dice.shuffle(cards)
         kind = cards.pop()
-        _, least, most = KINDS[kind]
-        faults.append(Fault(round(at, 3), kind, round(dice.random(), 6), round(dice.uniform(least, most), 3)))
-        at += LEAST_PAUSE + dice.expovariate(1 / (MEAN_PAUSE - LEAST_PAUSE))
-    return sorted(faults)
+        _, least, most = kinds[kind]
+        yield Fault(round(at, 3), kind, round(dice.random(), 6), round(dice.uniform(least, most), 3))
+        at += LEAST_PAUSE + dice.expovariate(1 / (mean_pause - LEAST_PAUSE))
 
 
 def _policy_changes(seed, seconds):

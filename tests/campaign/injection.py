@@ -18,6 +18,7 @@ from tests.campaign import faults
 STORE_DISK_BYTES = 128 << 20
 NODE_SECONDS = 40.0  # for which a node may be out of service after the last fault that explains it
 LOOK_SECONDS = 5.0  # from one look at the nodes to the next
+REASON = "campaign"  # of the administrator's drains; a killed controller may forget that they were undone
 SLURMS_OWN_DRAIN = "Duplicate jobid"  # a controller that lost a start drains the node when it starts the job again
 CHECKPOINT_WAIT = 2.0  # seconds for the beginning of a checkpoint
 ADMIN_TRIES = 30
@@ -120,7 +121,7 @@ class Injector:
         self.disk_full_until = 0.0
         self.controller_boots = []  # unix seconds at which slurmctld was started again
         self.problems = []  # (seconds from the start, text) of nodes that needed an administrator's hand
-        self.slurms_hands = 0  # nodes that Slurm drained for a start that its killed controller had forgotten
+        self.slurms_hands = 0  # nodes drained for a start, or for a return to service, that a killed slurmctld forgot
         self.reconfigurations = 0  # of a controller that counted GPUs as allocated that no job held
         self._leaked = LeakedGpus()
         self._commands = Queue()
@@ -261,7 +262,7 @@ class Injector:
 
     def _take_from_service(self, node, state, seconds):
         self._keep_from_service(node, seconds)
-        self._admin("scontrol", "update", f"nodename={node}", f"state={state}", "reason=campaign")
+        self._admin("scontrol", "update", f"nodename={node}", f"state={state}", f"reason={REASON}")
         return lambda: self._admin("scontrol", "update", f"nodename={node}", "state=resume")
 
     def _keep_from_service(self, node, seconds):
@@ -309,7 +310,7 @@ class Injector:
                 continue
             text = f"node {node} is {state} ({why}); returned to service by hand"
             self.events.add(text)
-            if SLURMS_OWN_DRAIN in why and self.users.controller_kills:
+            if self.users.controller_kills and (SLURMS_OWN_DRAIN in why or why.startswith(REASON)):
                 self.slurms_hands += 1
             else:
                 self.problems.append((self.events.now(), text))

@@ -21,12 +21,13 @@ STEP_SECONDS = 0.04
 VANISHED_SECONDS = 15.0  # for which Slurm's list has to lack a job
 ENDED_SECONDS = 20.0  # for which a job has to be shown as ended: the daemon may put it back
 SILENT_SECONDS = 90.0  # without a step, after which a person would look at a job that Slurm shows as running
-UNNOTICED_SECONDS = 25.0  # the same where Slurm is known not to notice that the job does not run
+UNNOTICED_SECONDS = 25.0  # the same where a slurmstepd was killed, which Slurm is known not to notice
 COUNTS = (
     "completed",
     "failed_killed",
     "failed",
     "vanished",
+    "came_back_after_their_end",
     "hands",
     "hands_after_killed_slurmstepds",
     "hands_for_runs_that_slurmctld_recovered",
@@ -138,6 +139,7 @@ class Users:
             listed[name] = facts
         for training in self.live():
             self._follow(training, listed.get(training.name), asked)
+            self._cancel_earlier(training, listed)
         while not self.finishing and len(self.live()) < LIVE:
             number = len(self.trainings) + 1
             directory = self.site.base / f"training-{number}"
@@ -160,6 +162,18 @@ class Users:
             self.events.add(f"{training.name} submitted as job {training.slurm_job_id}: {shape}")
         except (AssertionError, subprocess.TimeoutExpired) as error:
             self.events.add(f"{training.name}: sbatch: {str(error)[:150]}")
+
+    def _cancel_earlier(self, training, listed):
+        """Cancel an earlier job of the training that Slurm or the daemon has put back since it was found ended.
+
+        Two jobs cannot train in one directory, and the message of the one that is refused asks for that.
+        """
+        for number in range(1, training.submissions):
+            job_id, state, *_ = listed.get(f"training-{training.number}-{number}", (None, ""))
+            if state in ACTIVE and state != "COMPLETING":
+                self.counts["came_back_after_their_end"] += 1
+                self.events.add(f"training-{training.number}-{number} (job {job_id}) is {state} again; cancelled")
+                self.site.cluster.run("scancel", job_id)
 
     def _follow(self, training, row, asked):
         if row is None:
@@ -191,7 +205,7 @@ class Users:
             cause = "hands_after_killed_slurmstepds"
         elif any(at >= begun for at in self.controller_kills) and not training.trainers():
             cause = "hands_for_runs_that_slurmctld_recovered"
-        if asked - since < (SILENT_SECONDS if cause == "hands" else UNNOTICED_SECONDS):
+        if asked - since < (UNNOTICED_SECONDS if cause == "hands_after_killed_slurmstepds" else SILENT_SECONDS):
             return
         text = f"{training.name} (job {training.slurm_job_id}) is RUNNING and makes no step; requeued by hand"
         self.counts[cause] += 1

@@ -76,4 +76,4 @@ def test_only_the_daemon_may_write_its_files(site):
     assert site.run("scheduler", "stat", "-c", "%U %a", "/var/lib/metasched").split() == ["metasched", "700"]
     writable = site.sh("login", f"find {SHARED} -perm -o+w -not -type l").split()
     assert writable == [f"{SHARED}/reports"]
-    assert site.run("login", "stat", "-c", "%U %a", f"{SHARED}/reports").split() == ["metasched", "3777"]
+    assert site.run("login", "stat", "-c", "%U %a", f"{SHARED}/reports").split() == ["metasched", "3733"]

@@ -61,6 +61,28 @@ def test_parameters_through_all_sizes(resized, undisturbed):
     torch.testing.assert_close(parameters(resized), parameters(undisturbed), rtol=0, atol=1e-12)
 
 
+LOSS = {"lightning": ("loss_step", 0), "transformers": ("train/loss", 1), "accelerate": ("loss", 1)}
+
+
+@pytest.mark.parametrize("history", ["resized", "beaten"])
+def test_a_tracker_has_one_run(history, framework, request, common):
+    """Over stops, kills and sizes, a tracker has one run with each step's loss once, and no other point twice."""
+    place = request.getfixturevalue(history)
+    lines = [json.loads(line) for line in (place.directory / "points.jsonl").read_text().splitlines()]
+    added = {"run", "step", "epoch", "train/epoch"}  # the epoch comes with every value
+    points = [(name, line["step"]) for line in lines if "step" in line for name in line.keys() - added]
+    assert len(points) == len(set(points))
+    name, first = LOSS[framework]
+    steps = common.EPOCHS * common.SAMPLES // common.GLOBAL_BATCH
+    assert sorted(step for each, step in points if each == name) == list(range(first, first + steps))
+    if framework == "lightning":
+        assert [each for each, _ in points].count("loss_epoch") == common.EPOCHS
+    assert len({line["run"] for line in lines}) == 1
+    outcomes = [line["outcome"] for line in lines if "outcome" in line]
+    assert "failed" not in outcomes
+    assert outcomes[-1] == "finished"
+
+
 def test_reports(resized):
     """Each generation reports its start, its plan, its steps and how it ended, as the protocol says."""
     plans = {1: (12, 4, 3), 2: (12, 3, 2), 3: (12, 4, 1)}

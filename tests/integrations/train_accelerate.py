@@ -16,7 +16,8 @@ def main():
         checkpoint_every=args.checkpoint_every,
     )
     log = common.Log(args, shim.companion)
-    accelerator = Accelerator(**shim.options(cpu=True))
+    accelerator = Accelerator(**shim.options(cpu=True, log_with=common.open_tracker(args, shim)))
+    accelerator.init_trackers("a test")
     net = common.make_net(args.dropout)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
@@ -35,6 +36,8 @@ def main():
                 if accelerator.sync_gradients:
                     schedule.step()
                 optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                accelerator.log({"loss": loss.item()}, step=shim.companion.step + 1)
             shim.step(loss)
     common.finish(args, net)
 

@@ -14,10 +14,12 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, _):
         self.log_of_indices.trained(batch["index"])
-        return torch.nn.functional.mse_loss(self.net(batch["x"]), batch["y"])
+        loss = torch.nn.functional.mse_loss(self.net(batch["x"]), batch["y"])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
 
     def validation_step(self, batch, _):
-        torch.nn.functional.mse_loss(self.net(batch["x"]), batch["y"])
+        self.log("valid", torch.nn.functional.mse_loss(self.net(batch["x"]), batch["y"]))
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
@@ -36,7 +38,12 @@ def main():
     )
     module = Module(args.dropout)
     module.log_of_indices = common.Log(args, shim.companion)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": common.open_tracker(args, shim),
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = pl.Trainer(
         **shim.options(max_epochs=common.EPOCHS, accelerator="cpu", gradient_clip_val=1.0, precision="64-true", **quiet)
     )

@@ -58,7 +58,8 @@ def main():
             remove_unused_columns=False,
         )
     )
-    trainer = Trainer(module, arguments, train_dataset=common.Numbers(args.samples), callbacks=[shim])
+    callbacks = [shim, common.open_tracker(args, shim)]
+    trainer = Trainer(module, arguments, train_dataset=common.Numbers(args.samples), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=shim.resume)
     common.finish(args, module.net)
 

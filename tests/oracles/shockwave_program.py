@@ -7,6 +7,7 @@ possible numbers of rounds and starts that makes.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ from policies.shockwave.market import Market
 
 
 class Optimum(NamedTuple):
-    """The best objective found, and a bound of it; they are equal unless the time was over."""
+    """The best objective found, and a bound of it; they are equal unless the time was over.
+
+    Without any schedule found in time, the objective is minus infinity.
+    """
 
     objective: float
     bound: float
@@ -69,7 +73,9 @@ def program_optimum(market: Market, *, seconds: float = 60.0) -> Optimum:
         program += constraint
     solver = pulp.HiGHS(msg=False, timeLimit=seconds, threads=1, gapRel=1e-9)
     program.solve(solver)
-    return Optimum(float(pulp.value(program.objective)), -float(program.solverModel.getInfo().mip_dual_bound))
+    solved = program.sol_status != pulp.LpSolutionNoSolutionFound
+    best = float(pulp.value(program.objective)) if solved else -math.inf
+    return Optimum(best, -float(program.solverModel.getInfo().mip_dual_bound))
 
 
 def _outcome(market: Market, job: int, row: int, seconds: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from trainer_shim.rehearse.plan import plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance, differ, flatten, load
 
 ROOT = Path(__file__).parent.parent.parent
-DEADLINE = 120.0
+DEADLINE = 240.0
 
 SCRIPT = """
 import random, sys
@@ -35,8 +35,10 @@ norm = [nn.BatchNorm1d(8)] if "batchnorm" in flags else []
 model = ctx.wrap(nn.Sequential(nn.Linear(1, 8), *norm, nn.Tanh(), nn.Linear(8, 1)).double())  # without a fixed seed
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 0.9**count)
-loader = ctx.loader(dataset, global_batch=8)
-tracked = {"model": model, "optimizer": optimizer}
+global_batch = 4 * ctx.size if "per-gpu" in flags else 8
+loader = ctx.loader(dataset, global_batch=global_batch, max_per_gpu=4 if "early" in flags else None)
+average = torch.optim.swa_utils.AveragedModel(model)
+tracked = {"model": model, "optimizer": optimizer, "average": average}
 if "untracked" not in flags:
     tracked["schedule"] = schedule
 ctx.track(**tracked)
@@ -46,6 +48,9 @@ for epoch in ctx.epochs(3):
             x = x * (1 + 0.1 * random.random())
         loss = nn.functional.mse_loss(model(x), y)
         ctx.backward(loss)
+        if "early" in flags:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            average.update_parameters(model)
         if ctx.step(optimizer):
             schedule.step()
         if "fail" in flags and ctx.step_count == 2:
@@ -159,6 +164,23 @@ def test_batchnorm_is_named_as_a_cause(rehearse, tmp_path):
     assert code == 1
     assert len(found["causes"]) == 1
     assert "BatchNorm (BatchNorm1d '1')" in found["causes"][0]
+
+
+def test_clipping_and_averaging_within_a_batch_are_named(rehearse, tmp_path):
+    """A script that clips gradients and updates averages after each micro-batch differs, and both are named."""
+    code, found = report(rehearse("--json", "--sizes", "2,1", "--kills", "0", tmp_path / "train.py", "early"))
+    assert code == 1
+    clipping, averaging = found["causes"]
+    assert "clip_grad_norm_ is called after micro-batches whose gradients are not complete" in clipping
+    assert "update_parameters where ctx.step(optimizer) has returned True" in averaging
+
+
+def test_a_batch_of_each_gpu_is_named(rehearse, tmp_path):
+    """A script whose global batch follows the number of GPUs fails at another one, and the error says so."""
+    process = rehearse("--sizes", "2,1", "--kills", "0", tmp_path / "train.py", "per-gpu")
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    assert "ctx.size" in output
 
 
 def test_a_script_that_fails_is_shown(rehearse, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from typing import TYPE_CHECKING
 
 from trainer_shim.checkpointing.atomic_files import create_exclusively
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
     from trainer_shim.environment.job import Job
 
+END_SECONDS = 90.0
+"""Time in which the daemon finds out that a job has ended that Slurm has forgotten, and some more.
+
+A job that is submitted again right after that may start earlier.
+"""
+LOOK_SECONDS = 0.5
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
 
 log = logging.getLogger("trainer_shim")
@@ -29,7 +36,7 @@ def claim_directory(directory: Path, job: Job) -> None:
     """Make the job the owner of the directory; without metasched there is no owner, and no check.
 
     The directory of an owner that has ended, and so is gone from the mailbox, passes to the next job: a job that failed
-    is submitted again under a new uid.
+    is submitted again under a new uid. The end of an owner is awaited for ``END_SECONDS``.
 
     Raises:
         CheckpointError: the directory belongs to another job, which has not ended.
@@ -42,7 +49,7 @@ def claim_directory(directory: Path, job: Job) -> None:
         owners = _owners(directory)
         if owners and owners[-1] == job.uid:
             return
-        if owners and owners[-1] and not _has_ended(owners[-1], job):
+        if owners and owners[-1] and not _ends_soon(owners[-1], job, directory):
             raise CheckpointError(
                 f"{directory}: belongs to job {owners[-1]}, which has not ended as far as is known, and this is job "
                 f"{job.uid}: give each job a directory of its own; to have this job continue the other's training, "
@@ -67,9 +74,17 @@ def _owners(directory: Path) -> list[str]:
     return owners
 
 
-def _has_ended(owner: str, job: Job) -> bool:
-    """Return whether the daemon has removed the owner's mailbox, a sibling of this job's mailbox."""
+def _ends_soon(owner: str, job: Job, directory: Path) -> bool:
+    """Return whether the daemon has removed the owner's mailbox, a sibling of this job's mailbox, or does so soon."""
     if job.lease is None or _UID.fullmatch(owner) is None:
         return False
-    mailbox = job.lease.parent
-    return mailbox.exists() and not mailbox.with_name(owner).exists()
+    mailbox, of_owner = job.lease.parent, job.lease.parent.with_name(owner)
+    if mailbox.exists() and of_owner.exists():
+        log.warning(
+            "%s: belongs to job %s, which has not ended as far as is known; waiting %g s for its end",
+            *(directory, owner, END_SECONDS),
+        )
+        deadline = time.monotonic() + END_SECONDS
+        while of_owner.exists() and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+    return mailbox.exists() and not of_owner.exists()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoint, FrameworkCheckpoints
     from trainer_shim.data.even_split import EvenSplit
     from trainer_shim.session.trainer_session import TrainerSession
+    from trainer_shim.trackers.tracker import Tracker
 
 log = logging.getLogger("trainer_shim")
 
@@ -43,8 +44,8 @@ log = logging.getLogger("trainer_shim")
 class Companion:
     """One trainer: a process among `size`, whose loop belongs to a framework.
 
-    Made by `trainer_shim.attach`. All methods but `metric`, `seed`, `ignore_stop_signals`, `restart_timer` and
-    `atomic_file` are collective: every rank calls them alike.
+    Made by `trainer_shim.attach`. All methods but `metric`, `tracker`, `seed`, `ignore_stop_signals`, `restart_timer`
+    and `atomic_file` are collective: every rank calls them alike.
 
     Attributes:
         rank: this process's number, from 0.
@@ -184,6 +185,10 @@ class Companion:
     def metric(self, value: torch.Tensor | float) -> None:
         """Report a value by which the app's tuner compares this training with others; see `Context.metric`."""
         self._session.metrics.add_metric(float(value))
+
+    def tracker(self, kind: str, **options: Any) -> Tracker:
+        """Open this job's run of a tracker, by default at the companion's `step`; see `Context.tracker`."""
+        return self._session.open_tracker(kind, options, lambda: self.step)
 
     def saved(self, path: Path, *, final: bool = False, protected: Collection[Path] = ()) -> bool:
         """Publish a checkpoint that the framework has written, a file or a directory in `directory`.

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_shim.adaptive_batch.adapt import find_rule
 from trainer_shim.adaptive_batch.lr_scaling import scaled_learning_rates
-from trainer_shim.batch import plan_batch, trainable_sizes
+from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.exports import export_modules
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
@@ -37,6 +36,7 @@ from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts,
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
 from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
+from trainer_shim.session.batch_declaration import BatchDeclaration
 from trainer_shim.session.batchnorm_statistics import BatchNormStatistics
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
@@ -62,14 +62,13 @@ if TYPE_CHECKING:
     from trainer_shim.adaptive_batch.lr_scaling import RuleOrName
     from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
-    from trainer_shim.checkpointing.tracked_objects import TrackedObjects
     from trainer_shim.data.data_wait import DataWait
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.sample_order import MicroBatch
     from trainer_shim.process_groups.script_group import ScriptGroup
-    from trainer_shim.session.batch_adaptation import BatchConsent
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
+    from trainer_shim.trackers.tracker import Tracker
 
 T = TypeVar("T")
 
@@ -103,10 +102,7 @@ class Context:
         self._progress = resumed.progress if resumed else Progress()
         self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
         self._loader: TrainLoader | None = None
-        self._consent: BatchConsent | None = None
-        self._rule: BatchRule | None = None  # of the script
-        self._declared_rule: dict[str, Any] = {}  # keys of the `declare` line
-        self._regimes: int | None = None  # as the script declares
+        self._declaration = BatchDeclaration()
         self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
         self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
@@ -240,11 +236,11 @@ class Context:
                 "ctx.loader() is for the training data, once: evaluate with ctx.evaluate(...), and give two training "
                 "sets as one that returns samples of both"
             )
-        self._consent = read_consent(global_batch, max_batch, max_per_gpu, lr_scale)
+        consent = read_consent(global_batch, max_batch, max_per_gpu, lr_scale)
         # more ranks than samples are possible where the batch adapts
-        least = min(self.size, self._consent.limits.max_batch) if self._consent else 0
+        least = min(self.size, consent.limits.max_batch) if consent else 0
         plan = plan_batch(max(global_batch, least), self.size, max_per_gpu, multiple_of)
-        check_multiple_of(multiple_of, dataset, adapts=self._consent is not None, drop_last=options.get("drop_last"))
+        check_multiple_of(multiple_of, dataset, adapts=consent is not None, drop_last=options.get("drop_last"))
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         loader = make_loader(
             dataset,
@@ -256,13 +252,13 @@ class Context:
             rank=self.rank,
             first_batch=global_batch,
         )
-        if self._consent is not None and loader.is_stream:
+        if consent is not None and loader.is_stream:
             raise UsageError("ctx.loader(max_batch=...): the batches of a stream do not adapt; leave it out")
         self._continue_data(loader, global_batch, batch_change)
         if check_samples:
             self._checkpointing.check_samples(dataset, loader, options)
         announce_dead_workers(loader.progress, self.rank)
-        self._loader = loader
+        self._loader, self._declaration.consent = loader, consent
         return loader
 
     def random_batches(
@@ -329,14 +325,9 @@ class Context:
         Raises:
             UsageError: called twice or too late, or there is no such rule, or `regimes` is less than 1.
         """
-        if self._begun or self._declared_rule or self._rule is not None:
+        if self._begun:
             raise UsageError("ctx.adapts(...) names one rule, once, before ctx.epochs(...)")
-        if regimes is not None and regimes < 1:
-            raise UsageError(f"ctx.adapts(..., regimes={regimes}): a training has at least one")
-        self._rule = find_rule(rule)
-        self._regimes = regimes
-        if self._rule is None:
-            self._declared_rule = {"adapts": "static", "regimes": 1}
+        self._declaration.set_rule(rule, regimes)
 
     def track(self, **objects: Stateful) -> None:
         """Name the objects that a checkpoint holds; where there is one, their states are loaded here. Collective.
@@ -404,7 +395,7 @@ class Context:
                 raise UsageError("ctx.steps(...) is for the whole training: its end is saved, and nothing after it")
             return
         loader = self._loader
-        self._check_steps_keep_batch()
+        self._declaration.check_steps_keep_batch(self._progress)
         self._begin(steps=total)
         assert loader is not None  # noqa: S101  `_begin` has checked it
         self._session.drain_boundary_vote()
@@ -423,28 +414,6 @@ class Context:
         self._step_batches = None
         self._in_epoch = False
         self._end()
-
-    def _check_steps_keep_batch(self) -> None:
-        """Check that the batch of a training that counts steps stays as it is.
-
-        Raises:
-            UsageError: the batch is to adapt, or has adapted.
-        """
-        if self._progress.adaptive is not None:
-            asks, fix = "the checkpoint is of a training whose batch adapted", "use another checkpoint directory"
-        elif self._rule is not None:
-            asks, fix = "ctx.adapts(...) changes the batch", "leave ctx.adapts(...) out"
-        elif self._consent is not None:
-            asks, fix = (
-                "ctx.loader(max_batch=..., lr_scale=...) lets the batch adapt",
-                "leave max_batch and lr_scale out",
-            )
-        else:
-            return
-        raise UsageError(
-            f"ctx.steps(total): {asks}, and a step at a larger batch counts for more than one step, so that the total "
-            f"would say nothing about how long it trains; give the length in epochs, with ctx.epochs(...), or {fix}"
-        )
 
     def accumulate(self, loader: TrainLoader, *, passes: int = 1) -> Iterator[StepBatches]:
         """Iterate over the optimizer steps of an epoch; each is an iterable of this rank's micro-batches of the step.
@@ -529,6 +498,23 @@ class Context:
             value: the number, or a tensor with one element.
         """
         self._session.metrics.add_metric(float(value))
+
+    def tracker(self, kind: str, **options: Any) -> Tracker:
+        """Open this job's run of a tracker: the same run after each stop, and no point of it twice.
+
+        Every rank calls this, and the tracker's methods; rank 0 logs. A point has the present `step_count`, and is left
+        out where an earlier run of the job has logged one of its name at this step or a later one: after a kill, a
+        training repeats the steps since its last checkpoint.
+
+        Args:
+            kind: `wandb`, `mlflow` or `tensorboard`; the package of that name must be installed.
+            **options: those of `wandb.init`; for MLflow `experiment`, `tracking_uri`, `run_name`, `params` and `tags`;
+                for TensorBoard those of `SummaryWriter`, in whose `log_dir` all runs of the job write.
+
+        Raises:
+            UsageError: there is no such tracker, or its package is not installed.
+        """
+        return self._session.open_tracker(kind, options, lambda: self.step_count)
 
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
@@ -716,7 +702,14 @@ class Context:
             warn_of_unwrapped_modules(self._accumulation.modules)
         self._begun = True
         if epochs is not None and not self.is_profiling_run:
-            self._adaptation = self._start_adaptation(self._loader, self._checkpointing.tracked, epochs)
+            self._adaptation = self._declaration.start_adaptation(
+                self._session,
+                self._group,
+                self._loader,
+                self._checkpointing.tracked,
+                start=self._progress,
+                total=epochs,
+            )
         if self._adaptation is not None:
             self._progress = self._progress._replace(adaptive=self._adaptation.position)
         self._session.report_start(
@@ -725,62 +718,9 @@ class Context:
         file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
         for line in read_profiling_results(file):
             self._session.report.emit("trial", **line)
-        self._session.report.emit(
-            "declare",
-            **_declared_length(self._loader, epochs=epochs, steps=steps),
-            global_batch=self._loader.first_batch,
-            **self._declared_sizes(self._loader),
-            **self._declared_limits(),
-            **self._declared_rule,
-        )
-
-    def _start_adaptation(self, loader: TrainLoader, tracked: TrackedObjects, total: int) -> BatchAdaptation | None:
-        """Return the adaptation of the batch, by the script's own rule or by the lease; None where it is fixed."""
-        lease = self._session.read_lease_batch()
-        if self._rule is None:
-            return BatchAdaptation.of_lease(
-                lease,
-                group=self._group,
-                loader=loader,
-                consent=self._consent,
-                tracked=tracked,
-                start=self._progress,
-                total=total,
-            )
-        if loader.is_stream:
-            raise UsageError("ctx.adapts(...): the batches of a stream do not adapt; leave it out")
-        adaptation = RuleAdaptation(
-            self._rule,
-            group=self._group,
-            loader=loader,
-            consent=self._consent,
-            tracked=tracked,
-            start=self._progress,
-            total=total,
-            lease=lease,
-        )
-        self._declared_rule = adaptation.declared_values(self._regimes)
-        return adaptation
-
-    def _declared_sizes(self, loader: TrainLoader) -> dict[str, Any]:
-        """Return the key of a `declare` line that names the world sizes at which every rank has samples."""
-        plan = loader.plan
-        sizes = trainable_sizes(plan.global_batch, plan.multiple_of) if self._consent is None else []
-        return {"sizes": sizes} if sizes else {}
-
-    def _declared_limits(self) -> dict[str, Any]:
-        """Return the further keys of a `declare` line of a script that consents to a batch that adapts."""
-        if self._consent is None:
-            return {}
-        limits = self._consent.limits
-        return {
-            "first_batch": limits.first_batch,
-            "max_batch": limits.max_batch,
-            "max_per_gpu": limits.max_per_gpu,
-            "min_per_gpu": 1,
-            "adaptive": self._adaptation is not None and self._rule is None,
-            "lr_scale": self._consent.scaling.name,
-        }
+        adapts = self._adaptation is not None
+        declared = self._declaration.declare_line(self._loader, epochs=epochs, steps=steps, adapts=adapts)
+        self._session.report.emit("declare", **declared)
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
         """Yield the micro-batches that are left of the epoch, inside `steps` those of the step. Collective."""
@@ -1060,19 +1000,3 @@ class Context:
                 "the script has ended before its epochs: there is no final checkpoint, and another start would "
                 "continue the training. Call ctx.finish() to end a training early"
             )
-
-
-def _declared_length(loader: TrainLoader, *, epochs: int | None, steps: int | None) -> dict[str, int | None]:
-    """Return the length of the training as a `declare` line has it, None for what is not known."""
-    each, samples = loader.steps_per_epoch, loader.samples_per_epoch
-    if epochs is not None:
-        return {"total_steps": _times(epochs, each), "total_samples": _times(epochs, samples)}
-    assert steps is not None  # noqa: S101  a training counts epochs or steps
-    if not each or samples is None:
-        return {"total_steps": steps, "total_samples": None if loader.is_stream else steps * loader.first_batch}
-    passes, rest = divmod(steps, each)
-    return {"total_steps": steps, "total_samples": passes * samples + rest * loader.first_batch}
-
-
-def _times(epochs: int, each: int | None) -> int | None:
-    return None if each is None else epochs * each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -25,6 +26,7 @@ from trainer_shim.reporting.report_writer import REPORT_SECONDS, ReportWriter, p
 from trainer_shim.reporting.step_metrics import StepMetrics
 from trainer_shim.session.vote import PendingVote, Vote
 from trainer_shim.session.vote_interval import VoteInterval
+from trainer_shim.trackers.tracker import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +90,8 @@ class TrainerSession:
         self.save_history = SaveHistory(resumed=resumed)
         self.vote_interval = VoteInterval(checkpoint_every)
         self.ended = False
+        self._checkpoints = checkpoints
+        self._trackers: list[Tracker] = []
         self._generations = generations_directory(checkpoints)
         self._checkpoint_every = checkpoint_every
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
@@ -247,6 +251,42 @@ class TrainerSession:
             **(adaptive_values or {}),
         )
 
+    # Trackers
+
+    def open_tracker(self, kind: str, options: dict[str, Any], present_step: Callable[[], int]) -> Tracker:
+        """Return a tracker, which logs on rank 0 alone, and nothing in a profiling run; see `open_tracker`.
+
+        Args:
+            kind: `wandb`, `mlflow` or `tensorboard`.
+            options: options of the library.
+            present_step: returns the optimizer steps so far.
+        """
+
+        def superseded() -> bool:
+            return self.stop_requests.superseded
+
+        if self.group.rank != 0 or self.job.profiling_steps is not None:
+            return Tracker(None, None, present_step, superseded)
+        tracker = open_tracker(
+            kind,
+            options,
+            directory=self._checkpoints,
+            uid=self.job.uid,
+            present_step=present_step,
+            superseded=superseded,
+        )
+        if not self._trackers:
+            atexit.register(self._close_trackers_at_exit)
+        self._trackers.append(tracker)
+        return tracker
+
+    def _close_trackers(self, outcome: str) -> None:
+        for tracker in self._trackers:
+            tracker.close(outcome)
+
+    def _close_trackers_at_exit(self) -> None:
+        self._close_trackers("finished" if self.ended else "failed")
+
     # The end
 
     def exit_for_stop(
@@ -270,6 +310,7 @@ class TrainerSession:
         if self.group.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, checkpointed, code)
         self._mark_ended()
+        self._close_trackers("finished" if cause == "finish" else "stopped")
         # torchrun exits with 1 for any code but 0: where the wrapper has the code from its file, this process exits
         # with 0
         process_exit.start(0 if write_exit_code(code, os.environ) else code)

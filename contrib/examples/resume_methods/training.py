@@ -73,7 +73,21 @@ def as_adaptdl_replica():
     Path("adaptdl").mkdir(exist_ok=True)
 
 
+def as_torchft_group():
+    """Let this process be a replica group of torchft, and rank 0 serve the lighthouse, which has a host of its own."""
+    rank, size, port = os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]
+    os.environ |= {"REPLICA_GROUP_ID": rank, "NUM_REPLICA_GROUPS": size}
+    os.environ["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
+    if rank == "0":
+        from torchft.coordination import LighthouseServer  # noqa: PLC0415  the other scripts need no torchft
+
+        return LighthouseServer(bind=f"127.0.0.1:{port}", min_replicas=int(size), join_timeout_ms=60000)
+    return None
+
+
 if os.environ.get("STARTED_AS") == "slurm":
     as_slurm_task()
 if os.environ.get("STARTED_AS") == "adaptdl":
     as_adaptdl_replica()
+if os.environ.get("STARTED_AS") == "torchft":
+    lighthouse = as_torchft_group()

@@ -18,6 +18,7 @@ from metasched.shared_dir.published_status import AppStatus, JobStatus
 from metasched.store import StoreError
 from metasched.store.window_queries import JobLabel
 from metasched.web import query
+from metasched.web.access import OwnedJob
 from metasched.web.pages.queue import state_of
 from metasched.web.site import API, Page, Site, View, json_response, site_of
 
@@ -95,8 +96,8 @@ class AppDetails:
 def visible_apps(view: View) -> list[AppStatus]:
     """The published apps that the viewer may see, by owner and name."""
     apps = view.status.apps if view.status else ()
-    accounts = {job.app: job.account for job in view.publication.jobs.values() if job.app is not None}
-    seen = (app for app in apps if view.viewer.may_see(Owned(app.user, accounts.get(app.uid))))
+    of_visible = {job.app for job in (*view.jobs.finished, *view.jobs.live)}
+    seen = (app for app in apps if app.uid in of_visible or view.viewer.may_see(Owned(app.user, None)))
     return sorted(seen, key=lambda app: (app.user, app.name, app.uid))
 
 
@@ -107,10 +108,10 @@ def find_app(request: Request, site: Site, view: View) -> AppDetails | None:
         StoreError: the database cannot be read, and the status does not have the app.
     """
     uid = request.path_params["uid"]
-    status = next((app for app in view.status.apps if app.uid == uid), None) if view.status else None
+    status = next((app for app in visible_apps(view) if app.uid == uid), None)
     record: AppRecord | None = None
     labels: Mapping[str, JobLabel] = {}
-    members = [job for job in view.publication.jobs.values() if job.app == uid]
+    members = [job for job in (*view.jobs.finished, *view.jobs.live) if job.app == uid]
     try:
         with site.database.reading() as store:
             found = (read(state).apps.get(uid) for state in store.apps_states(_STATES))
@@ -124,9 +125,10 @@ def find_app(request: Request, site: Site, view: View) -> AppDetails | None:
     user = status.user if status else next((label.user for one in uids if (label := labels.get(one))), None)
     if user is None:
         return None
-    accounts = [job.account for job in members] + [label.account for label in labels.values()]
-    owned = Owned(user, next(iter(accounts), None))
-    if not view.viewer.may_see(owned):
+    owners: Mapping[str, OwnedJob] = {**labels, **{job.uid: job for job in members}}
+    owned = Owned(user, None)
+    uids = [one for one in uids if view.viewer.may_see(owners.get(one, owned))]
+    if not uids and not view.viewer.may_see(owned):
         return None
     shown, page, pages = query.page_of(uids, query.number(request, "page", 1), ROWS)
     ended = record.reasons if record else {}
@@ -154,8 +156,10 @@ def _trial(uid: str, label: JobLabel | None, record: AppRecord | None, ended: Re
     job = view.publication.jobs.get(uid)
     known = record.trials.get(uid) if record else None
     attained = job.attained_service if job else known.attained if known else None
-    loss = job.loss if job is not None and view.viewer.may_see_details(job) else None
-    return Trial(uid, label, job, attained, ended, loss)
+    shown = None if job is None else view.jobs.seen(job)
+    owner = label or job
+    told = None if ended is None or owner is None else view.jobs.reason(ended, owner)
+    return Trial(uid, label, shown, attained, told, None if shown is None else shown.loss)
 
 
 def _apps(request: Request) -> Response:

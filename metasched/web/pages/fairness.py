@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.store import Store
-from metasched.store.window_queries import GpuHours
+from metasched.store.window_queries import GpuHours, JobsOf
 from metasched.web import query
 from metasched.web.access import Viewer
 from metasched.web.site import API, Page, Site, View, json_response, site_of
@@ -86,15 +86,16 @@ def read_fairness(request: Request, site: Site, view: View) -> FairnessTable:
     """
     window = Window.of(request, view.now, "1d", _SPANS)
     by = query.choice(request, "by", SUBJECTS, "user")
-    users = None if _sees_all(view.viewer) else [view.viewer.user]
+    viewer = view.viewer
+    only = None if _sees_all(viewer) else JobsOf([viewer.user], sorted(viewer.accounts))
     with site.database.reading() as store:
-        each = visible(store.gpu_hours_by_user(window.begin, window.end, view.now), view.viewer)
+        each = visible(store.gpu_hours_by_user(window.begin, window.end, view.now), viewer)
         total = sum(row.gpu_hours for row in each)
         if by == "job":
-            found = store.gpu_hours_by_job(window.begin, window.end, view.now, ROWS, users)
+            found = store.gpu_hours_by_job(window.begin, window.end, view.now, ROWS, only)
             rows = [_job_row(row, total, _rho_of_job(store, row, view)) for row in found]
         else:
-            rho = _rho_by(store, by, window, view.viewer)
+            rho = _rho_by(store, by, window, viewer)
             rows = [_group_row(name, members, total, rho.get(name)) for name, members in grouped(each, by).items()]
     rows = sorted(rows, key=lambda row: (-row.gpu_hours, row.name or "", row.uid or ""))
     shown, page, pages = query.page_of(rows, query.number(request, "page", 1), ROWS)
@@ -150,7 +151,9 @@ def _may_see_sum(viewer: Viewer, group: str, name: str | None) -> bool:
 
 
 def _rho_of_job(store: Store, row: GpuHours, view: View) -> Rho | None:
-    """Rho of a job: final where it has ended, an estimate while it lives."""
+    """Rho of a job, for its owner and admins: final where it has ended, an estimate while it lives."""
+    if not view.viewer.may_see_details(row):
+        return None
     uid = row.uid or ""
     job = view.publication.jobs.get(uid)
     if job is not None and job.finished is None:

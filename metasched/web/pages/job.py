@@ -46,7 +46,7 @@ def job_of(request: Request) -> tuple[View, JobDetails]:
     """
     site = site_of(request)
     view = site.view(request)
-    found = find_job(request.path_params["uid"], view.viewer, view.publication, site.database, view.now)
+    found = find_job(request.path_params["uid"], view, site.database)
     if found is None:
         raise HTTPException(404)
     return view, found
@@ -142,7 +142,7 @@ def time_parts(use: TimeUse | None) -> tuple[Part, ...]:
     return stacked_bar(parts, use.held)
 
 
-def _runs_table(runs: Sequence[RunRecord], now: float) -> list[dict[str, Any]]:
+def _runs_table(runs: Sequence[RunRecord], now: float, *, detailed: bool) -> list[dict[str, Any]]:
     return [
         {
             "run": run.run,
@@ -151,7 +151,7 @@ def _runs_table(runs: Sequence[RunRecord], now: float) -> list[dict[str, Any]]:
             "where": "" if (held := run.placement or run.released) is None else where(dict(held.node_gpus)),
             "gpus": None if held is None else held.gpus,
             "ended": "runs now" if run.ended is None and run.started is not None else run.cause or "not started yet",
-            "init": None if run.init_seconds is None else f"{run.init_seconds:.1f} s",
+            "init": None if run.init_seconds is None or not detailed else f"{run.init_seconds:.1f} s",
         }
         for run in reversed(runs[-MOST_ROWS:])
     ]
@@ -177,7 +177,7 @@ def _page(request: Request) -> Response:
         request,
         "job_now.html" if fragment else "job.html",
         view,
-        runs=_runs_table(runs, view.now),
+        runs=_runs_table(runs, view.now, detailed=found.is_detailed),
         charts_list=charts,
         charts_are_live=bool(charts) or (found.is_detailed and found.job.finished is None),
         chart_every=lambda chart: -(-len(chart.rows) // MOST_ROWS),
@@ -199,7 +199,7 @@ def _json(request: Request) -> Response:
     data: dict[str, Any] = {
         "published": view.status.published if view.status else None,
         "problem": view.warning,
-        "job": public_fields(found.job, view.viewer),
+        "job": public_fields(found.job),
         "words": [*found.words, *found.story, *found.use_words],
         "history": past is not None,
     }

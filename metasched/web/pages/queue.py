@@ -13,9 +13,9 @@ from starlette.routing import Route
 from metasched.presentation.formatting import expected_text, gpus_text, progress_text
 from metasched.shared_dir.published_status import JobStatus
 from metasched.web import query
-from metasched.web.access import Viewer
-from metasched.web.site import API, Page, View, json_response, site_of
+from metasched.web.site import API, Page, json_response, site_of
 from metasched.web.text import tone
+from metasched.web.visible_jobs import VisibleJobs
 
 ROWS = 50
 """Jobs of one page."""
@@ -115,12 +115,11 @@ class Found:
     pages: int
 
 
-def find(jobs: Sequence[JobStatus], viewer: Viewer, wanted: Filter, rows: int = ROWS) -> Found:
-    """The jobs of one page, of those that the viewer may see. Pure."""
-    visible = [job for job in jobs if viewer.may_see(job)]
-    accepted = sorted(filter(wanted.accepts, visible), key=SORTS[wanted.sort])
+def find(jobs: VisibleJobs, wanted: Filter, rows: int = ROWS) -> Found:
+    """The jobs of one page, of those that the viewer may see, as the viewer may see them. Pure."""
+    accepted = sorted(filter(wanted.accepts, jobs.live), key=SORTS[wanted.sort])
     shown, page, pages = query.page_of(accepted, wanted.page, rows)
-    return Found(shown, len(accepted), len(visible), page, pages)
+    return Found([jobs.seen(job) for job in shown], len(accepted), len(jobs.live), page, pages)
 
 
 def state_of(job: JobStatus) -> str:
@@ -128,9 +127,8 @@ def state_of(job: JobStatus) -> str:
     return "waiting" if job.status in _WAITING else job.status
 
 
-def public_fields(job: JobStatus, viewer: Viewer) -> dict[str, Any]:
-    """What JSON has of a job; loss, speed and progress are null for viewers who may not see them."""
-    details = viewer.may_see_details(job)
+def public_fields(job: JobStatus) -> dict[str, Any]:
+    """What JSON has of a job as its viewer may see it."""
     return {
         "uid": job.uid,
         "slurm_job_id": job.slurm_job_id,
@@ -157,10 +155,10 @@ def public_fields(job: JobStatus, viewer: Viewer) -> dict[str, Any]:
         "reason_code": job.reason_code,
         "app": job.app,
         "total_steps": job.total_steps,
-        "progress_steps": job.progress_steps if details else None,
-        "steps_per_second": job.steps_per_second if details else None,
-        "loss": job.loss if details else None,
-        "rho": job.rho if details else None,
+        "progress_steps": job.progress_steps,
+        "steps_per_second": job.steps_per_second,
+        "loss": job.loss,
+        "rho": job.rho,
         "forecast": None if job.forecast is None else asdict(job.forecast),
     }
 
@@ -169,15 +167,10 @@ def _place(job: JobStatus) -> float:
     return _LAST if job.place is None else job.place
 
 
-def _found(view: View, wanted: Filter) -> Found:
-    return find(view.status.jobs if view.status else (), view.viewer, wanted)
-
-
 def _page(request: Request) -> Response:
     site, wanted = site_of(request), Filter.of(request)
     view = site.view(request)
-    found = _found(view, wanted)
-    jobs = [job for job in (view.status.jobs if view.status else ()) if view.viewer.may_see(job)]
+    found = find(view.jobs, wanted)
     rows = [
         {
             "job": job,
@@ -185,7 +178,7 @@ def _page(request: Request) -> Response:
             "place": job.place,
             "expected": expected_text(job.forecast, view.now),
             "gpus": gpus_text(job),
-            "progress": progress_text(job) if view.viewer.may_see_details(job) else "",
+            "progress": progress_text(job),
             "tone": tone(job.uid),
             "is_own": view.viewer.owns(job),
         }
@@ -201,11 +194,11 @@ def _page(request: Request) -> Response:
         rows=rows,
         states=STATES,
         sorts=SORTS,
-        users=sorted({job.user for job in jobs})[:_MOST_CHOICES],
+        users=sorted({job.user for job in view.jobs.live})[:_MOST_CHOICES],
         deferred=[one for one in (view.status.deferred if view.status else ()) if view.viewer.may_see_user(one.user)][
             :_MOST_DEFERRED
         ],
-        accounts=sorted({job.account for job in jobs if job.account})[:_MOST_CHOICES],
+        accounts=sorted({job.account for job in view.jobs.live if job.account})[:_MOST_CHOICES],
     )
 
 
@@ -216,7 +209,7 @@ _MOST_CHOICES = 200  # users or accounts that the filter suggests
 def _json(request: Request) -> Response:
     wanted = Filter.of(request)
     view = site_of(request).view(request)
-    found = _found(view, wanted)
+    found = find(view.jobs, wanted)
     return json_response(
         request,
         "queue",
@@ -226,7 +219,7 @@ def _json(request: Request) -> Response:
             "total": found.total,
             "page": found.page,
             "pages": found.pages,
-            "jobs": [public_fields(job, view.viewer) for job in found.jobs],
+            "jobs": [public_fields(job) for job in found.jobs],
         },
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -110,7 +110,7 @@ def read_round(request: Request, site: Site, view: View) -> PastRound | None:
         last=numbers[1],
         before=None if before is None else before.round,
         after=None if after is None else after.round,
-        changes=[SeenChange(change, seen.get(change.uid)) for change in changes.changes],
+        changes=[_seen_change(change, seen.get(change.uid), view) for change in changes.changes],
         total=changes.total,
         moved=changes.moved,
         held=[(run, seen.get(run.uid)) for run in most],
@@ -119,6 +119,11 @@ def read_round(request: Request, site: Site, view: View) -> PastRound | None:
         page=page,
         pages=pages,
     )
+
+
+def _seen_change(change: RoundChange, label: JobLabel | None, view: View) -> SeenChange:
+    told = change if label is None else replace(change, reason=view.jobs.reason(change.reason, label))
+    return SeenChange(told, label)
 
 
 def _asked(request: Request, store: Store, first: int, last: int) -> RoundRecord | None:

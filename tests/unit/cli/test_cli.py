@@ -11,58 +11,22 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from metasched.cli import main, status_selection, submit
+from metasched.cli import caller, main, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
 from metasched.presentation import formatting, job_explanation
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     BatchStatus,
-    JobStatus,
     NodeStatus,
     PlannedStatus,
     PlanStatus,
-    Status,
     publish,
 )
 from metasched.slurm.tags import KEYS, parse_tag
 from metasched.store import JobRecord, Store
 from tests.programs import write_program
-
-NOW = time.time()
-
-
-def job(**changes):
-    """Return the published status of a running job, with changed fields."""
-    fields = {
-        "uid": "0123456789abcdef",
-        "slurm_job_id": "12",
-        "name": "resnet",
-        "user": "ada",
-        "account": None,
-        "status": "running",
-        "gpus": 2,
-        "min_gpus": 1,
-        "max_gpus": 4,
-        "preempt": "checkpoint",
-        "reason": "1st of 2 in line",
-        "nodes": {"n1": 2},
-        "gpu_type": "v100",
-        "submitted": NOW - 100,
-        "run_started": NOW - 60,
-        "runs": 2,
-        "preemptions": 1,
-        "attained_service": 160.0,
-        "ran_seconds": 80.0,
-        "waited_seconds": 20.0,
-        "progress_steps": 120,
-        "total_steps": 400,
-        "steps_per_second": 2.0,
-        "loss": 0.25,
-        "world_sizes": (4, 2),
-    }
-    return JobStatus(**(fields | changes))
-
+from tests.unit.statuses import NOW, job, published, waiting
 
 BATCH = BatchStatus(
     adaptive=True,
@@ -74,50 +38,6 @@ BATCH = BatchStatus(
     note="its trainer has not started yet",
     note_code="batch_awaits_trainer",
 )
-
-
-def waiting(**changes):
-    """Return the published status of a held job, with changed fields."""
-    fields = {
-        "uid": "f" * 16,
-        "slurm_job_id": "13",
-        "name": "bert",
-        "status": "held",
-        "nodes": {},
-        "gpu_type": None,
-        "run_started": None,
-        "runs": 0,
-        "preemptions": 0,
-        "attained_service": 0.0,
-        "ran_seconds": 0.0,
-        "progress_steps": None,
-        "steps_per_second": None,
-        "loss": None,
-        "world_sizes": (),
-        "reason": "2nd of 2 in line; waits for 4 GPUs, 2 are free",
-        "min_gpus": 4,
-        "max_gpus": 4,
-    }
-    return job(**(fields | changes))
-
-
-def published(**changes):
-    """Return a published status with both jobs, with changed fields."""
-    fields = {
-        "published": time.time(),
-        "poll_seconds": 2.0,
-        "cluster": "dev",
-        "host": "login1",
-        "pid": 42,
-        "policy": "las",
-        "round": 17,
-        "round_at": NOW,
-        "next_round": NOW + 30,
-        "slurm": "ok",
-        "nodes": (NodeStatus("n1", "v100", 4, 2, accepts=True), NodeStatus("n2", "k80", 4, 0, accepts=False)),
-        "jobs": (job(), waiting()),
-    }
-    return Status(**(fields | changes))
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +145,7 @@ def test_status_selects_by_state_account_and_caller(show, monkeypatch):
     """The options leave out other jobs, live and ended; --state waiting stands for held and queued."""
     ended = job(name="old", status="failed", finished=NOW - 5, account="vision")
     status = published(jobs=(job(account="vision"), waiting(user="bob", account="nlp")), finished=(ended,))
-    monkeypatch.setattr(status_selection, "own_name", lambda: "bob")
+    monkeypatch.setattr(caller, "own_name", lambda: "bob")
     monkeypatch.setattr("metasched.cli.status.own_name", lambda: "bob")
 
     def names(*options):
@@ -786,7 +706,7 @@ def test_explain_tells_the_batch_and_why_another_one_waits():
 def test_shells_complete_policies_and_own_jobs(tmp_path, monkeypatch):
     """Ids are offered at once, names from their first letter, other users' jobs and errors never."""
     monkeypatch.setenv("METASCHED_SHARED", str(tmp_path))
-    monkeypatch.setattr(status_selection, "own_name", lambda: "ada")
+    monkeypatch.setattr(caller, "own_name", lambda: "ada")
 
     def offered(words, incomplete):
         found = ShellComplete(main, {}, "metasched", "_METASCHED_COMPLETE").get_completions(words, incomplete)

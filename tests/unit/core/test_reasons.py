@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from metasched.core.policy import installed_policies
 from metasched.core.reason_words import WORDS, words
-from metasched.core.reasons import Code, Reason, from_json, from_text, to_json, to_text
+from metasched.core.reasons import MEASURING, Code, Reason, from_json, from_text, to_json, to_text, without_measures
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.plan import Timeouts, plan
 from metasched.simulator.simulation import simulate
@@ -32,6 +32,7 @@ RENDERERS = {
     "metasched/daemon/actuator.py",
     "metasched/daemon/dry_run.py",
     "metasched/intake/job_intake.py",  # the AdminComment
+    "metasched/shared_dir/job_reasons.py",
 }
 POLICIES = [installed_policies().get(name)() for name in installed_policies().names()]
 
@@ -188,3 +189,26 @@ def test_words_of_actions():
     alone = {**facts, "gpus": 0, "gpu_type": None, "uneven": ()}
     assert words(Reason.of(Code.STARTS, **alone, co_runner="7")) == "starts on n1, n2, on the same GPUs as job 7"
     assert words(Reason.of(Code.PREEMPTED_FOR, jobs=("1", "2", "3"), more=2)) == "preempted for 1, 2, 3 and 2 more"
+
+
+MEASURES = {"loss", "median", "optimistic", "reached", "steps", "rho", "bids", "speedup", "batch", "efficiency"}
+"""Facts that tell a job's loss, progress, fairness, speed or batch."""
+
+
+def facts_of(said):
+    """The names of the facts in the words of a code."""
+    if isinstance(said, str):
+        return {name for _, name, _, _ in Formatter().parse(said) if name}
+    return set(inspect.signature(said).parameters)
+
+
+@pytest.mark.parametrize("code", [code for code, said in WORDS.items() if facts_of(said) & MEASURES])
+def test_no_reason_tells_everybody_a_measure(code):
+    """A code whose words tell a loss or the like has other words for people who may not see it, and no such fact."""
+    names = facts_of(WORDS[code])
+    reason = Reason.of(code, **dict.fromkeys(names, 0.7171)).and_also(Reason.of(Code.BACKFILLED))
+    told = without_measures(reason)
+    assert told.code == code
+    assert not {name for name, value in told.facts if value is not None} & MEASURES
+    assert code not in MEASURING or "0.7171" not in words(told)
+    assert words(told).endswith("backfilled")

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from metasched.cli.explain import JobNotFoundError, find
 from metasched.configuration.config import Intake
 from metasched.core.model import Hold
 from metasched.intake import admission
+from metasched.presentation.job_lookup import JobNotFoundError, find
 from metasched.slurm import write_budget
 from metasched.slurm.client import JobState
 from tests.fakes.fake_nodes import FakeNode

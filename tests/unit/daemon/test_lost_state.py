@@ -7,7 +7,7 @@ from metasched.cli.status_tables import overview
 from metasched.shared_dir.published_status import read as read_status
 from metasched.slurm.client import JobState
 from tests.fakes.fake_slurm import FakeSlurm, Trainer
-from tests.unit.site import FakeSite
+from tests.unit.site import FakeSite, Killed
 
 
 @pytest.fixture
@@ -85,3 +85,60 @@ def test_the_status_names_nodes_that_were_drained_for_a_reused_id(site):
         console.print(overview(read_status(site.base / "shared"), site.slurm.now, 10))
     assert "scontrol update nodename=n1 state=resume" in text.get()
     assert "takes no new jobs: broken fan" in text.get()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_daemon_killed_at_the_end_of_a_job_leaves_no_lease(site, monkeypatch, forgotten, after):
+    """A lease that nobody removes would keep the job's checkpoint directory from the job that continues it."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(3)
+    leases, finish = site.base / "shared" / "mailbox", site.store.finish_job
+    uid = site.record(job).uid
+    assert (leases / uid).exists()
+
+    def die(*arguments):
+        if after:
+            finish(*arguments)
+        raise Killed
+
+    if forgotten:
+        del site.slurm._jobs[job]
+    else:
+        site.slurm.exit(job, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.store, "finish_job", die)
+        with pytest.raises(Killed):
+            site.run(45)
+    site.start()
+    site.run(10)
+    assert site.store.job(uid).finished is not None
+    assert not (leases / uid).exists()
+    assert not (leases / "address" / job).exists()
+
+
+def test_a_job_that_slurm_forgot_ends_under_a_daemon_that_keeps_being_killed(site):
+    """The time for which it is missing goes on over the daemon's starts."""
+    uid = trained(site, "periodic")[1]
+    site.slurm._jobs.clear()
+    for _ in range(4):
+        site.run(9)
+        site.start()
+    site.run(3)
+    assert told(site, uid)[:2] == ("GONE", "gone")
+
+
+def test_a_job_that_slurm_lists_again_is_missing_anew(site):
+    """Two short gaps in Slurm's list, a daemon's start between them, are not one long gap."""
+    job, uid = trained(site, "periodic")
+    for _ in range(2):
+        kept = site.slurm._jobs.pop(job)
+        site.run(20)
+        site.slurm._jobs[job] = kept
+        site.run(3)
+        site.start()
+        site.run(10)
+    assert site.store.job(uid).finished is None
+    kinds = [event.kind for event in site.store.recent_events(1000, uid)]
+    assert kinds.count("missing") == kinds.count("listed_again") == 2

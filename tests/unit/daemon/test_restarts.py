@@ -126,6 +126,20 @@ def test_a_daemon_that_starts_long_after_slurmctld_settles_too(site):
     assert len(events(site)) == 1
 
 
+def test_a_restart_in_the_second_of_the_last_round_is_noticed(site):
+    """Slurm tells its boot time in whole seconds, rounded down; no daemon ran at the restart."""
+    site.run(3)
+    site.slurm.tick(0.2 - site.slurm.now % 1.0 + 1.0)
+    site.controller.poll()
+    site.add("--gres=gpu:1", seconds=2)
+    site.controller.poll()
+    site.slurm.tick(0.3)
+    site.slurm.restart()
+    site.start()
+    site.run(2)
+    assert len(events(site)) == 1
+
+
 def test_a_daemon_that_starts_again_under_the_same_slurmctld_does_not_settle(site):
     first = site.add("--gres=gpu:1", seconds=2)
     site.run_until(lambda: site.state(first) is JobState.COMPLETED)

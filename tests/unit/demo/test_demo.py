@@ -101,6 +101,14 @@ def test_the_demos_configuration_is_valid(tmp_path):
     assert tomllib.loads(path.read_text())["paths"]["shared"] == str(tmp_path / "shared")
 
 
+def test_another_policy_is_in_the_configuration(tmp_path):
+    """The demo runs under any installed policy, with parameters; its jobs then need not move."""
+    path = tmp_path / "metasched.toml"
+    path.write_text(configuration(tmp_path / "state", tmp_path / "shared", ("fifo", {"backfill": True})))
+    assert load(path, installed_policies()).policy.parameters.backfill is True
+    assert problems([outcome(record(), [run(1, 4, EndCause.FINISHED)])], 1, moves=False) == []
+
+
 def test_a_shortfall_ends_with_code_1(monkeypatch, tmp_path):
     """The demo shows the table, then the logs and the missing event."""
     result = demo_run.DemoResult([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])

@@ -81,6 +81,21 @@ def test_one_lost_host_explains_one_kill(site):
     assert site.state(slurm_job_id) is JobState.FAILED
 
 
+def test_a_trained_job_that_a_lost_run_kills_completes(site):
+    """Its next run finds the training done, so that Slurm lists the job as completed, too."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    lose_host(site, slurm_job_id)
+    line = {"kind": "checkpoint", "step": 10, "seconds": 0.1, "bytes": 1, "cause": "final"}
+    site.slurm.trainer(slurm_job_id).write(site.slurm, **line)
+    site.run(2)
+    site.slurm.exit(slurm_job_id, 137)
+    site.run(30)
+    assert site.state(slurm_job_id) is JobState.RUNNING
+    site.slurm.exit(slurm_job_id, 0)
+    site.run(5)
+    assert site.state(slurm_job_id) is JobState.COMPLETED
+
+
 def test_a_killed_job_without_a_lost_host_is_not_requeued(site):
     """The job fails."""
     slurm_job_id = site.add("--gres=gpu:1")

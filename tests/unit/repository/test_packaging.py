@@ -67,7 +67,7 @@ def test_the_base_install_asks_for_torch_alone(metadata):
 
 def test_the_extras_are_there(metadata):
     """The daemon, its optional Slurm client and the tests are extras; the daemon's ask for Python 3.11."""
-    extras = {"daemon", "examples", "integrations", "pyslurm", "simulator", "test", "web"}
+    extras = {"daemon", "docs", "examples", "integrations", "pandas", "pyslurm", "simulator", "test", "web"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     daemon = [need for need in metadata.get_all("Requires-Dist") if 'extra == "daemon"' in need]
     assert daemon

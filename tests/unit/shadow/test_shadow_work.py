@@ -6,6 +6,7 @@ import pytest
 
 from metasched.configuration.config import ConfigError, load
 from metasched.core.policy import Policy, PolicyState, installed_policies
+from metasched.replay.replay import replay
 from metasched.shadow.__main__ import ShadowWork
 from metasched.shadow.result_file import decode_shadows
 from metasched.simulator.records import Settings
@@ -112,7 +113,7 @@ def test_a_simulation_that_takes_too_long_is_left_out(site):
 
 
 def test_the_live_decisions_are_the_same_with_shadows(tmp_path):
-    """The same history gives the same targets and reasons, whether shadows and forecasts are recorded or not."""
+    """The same history gives the same targets and reasons, and its replay is the same, with and without shadows."""
 
     def history(name, *, shadowed):
         base = tmp_path / name
@@ -128,6 +129,9 @@ def test_the_live_decisions_are_the_same_with_shadows(tmp_path):
             order = {job.uid: n for n, job in enumerate(site.store.live_jobs())}
             decided = site.store.decisions_of(site.controller.round_number)
             found.append(sorted((order[one.uid], one.granted, one.reason.code) for one in decided))
+        replayed = list(replay(site.store, installed_policies(), 100))
+        assert len(replayed) > len(found)
+        assert [one.differences for one in replayed] == [()] * len(replayed)
         site.close()
         return found
 

@@ -54,11 +54,12 @@ def shared(mailbox, tmp_path):
 
 
 def test_directories_have_the_modes_of_the_protocol(mailbox, shared):
-    """Under any umask jobs can read the mailbox, and make report directories that other users cannot change."""
+    """Under any umask jobs find their leases, and make report directories of their own; nobody lists other jobs."""
     mailbox.index_job("123_4", UID)
     mailbox.write_lease(LEASE)
-    assert mode(shared / "mailbox") == mode(shared / "mailbox" / "address") == mode(shared / "mailbox" / UID) == 0o755
-    assert mode(shared / "reports") == 0o3777
+    assert mode(shared / "mailbox") == mode(shared / "mailbox" / "address") == 0o711
+    assert mode(shared / "mailbox" / UID) == 0o755
+    assert mode(shared / "reports") == 0o3733
     assert mailbox.reports == shared / "reports"
     assert mode(shared / "mailbox" / UID / "lease.json") == mode(shared / "mailbox" / "address" / "123_4") == 0o644
     Mailbox(shared)

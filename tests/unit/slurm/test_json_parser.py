@@ -10,7 +10,7 @@ from metasched.core.model import Hold
 from metasched.slurm import json_releases
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.json_parser import parse_jobs, parse_nodes, parse_reservations
+from metasched.slurm.json_parser import NodesParser, parse_jobs, parse_nodes, parse_reservations
 
 MIB = 2**20
 
@@ -329,6 +329,29 @@ def test_a_wrong_node_is_named():
     )
     assert [node.name for node in parsed.records] == ["n1"]
     assert [error.record for error in parsed.errors] == ["node 'n2'", "node None"]
+
+
+@pytest.mark.parametrize("field", sorted(NODE_22.keys() | NODE_24.keys() | {"reservation", "gres_used"}))
+@pytest.mark.parametrize("record", [NODE_22, NODE_24])
+@pytest.mark.parametrize("value", ["x", ["RESERVED"], 7, None])
+def test_successive_nodes_read_as_if_each_were_read_alone(record, field, value):
+    """Whichever field changes; and an unchanged node is the same object, whatever its load."""
+    parser = NodesParser()
+    first = json.dumps({"nodes": [record, record | {"name": "n2", "cpu_load": 5}]})
+    second = json.dumps({"nodes": [record | {field: value}, record | {"name": "n2", "cpu_load": 99}]})
+    before, after = parser.parse(first), parser.parse(second)
+    assert before == parse_nodes(first)
+    expected = parse_nodes(second)
+    assert after.records == expected.records
+    assert list(map(str, after.errors)) == list(map(str, expected.errors))
+    assert after.records[-1] is before.records[-1]
+
+
+@pytest.mark.parametrize("document", ["", "{", "[]", '{"nodes": 5}'])
+def test_a_document_that_is_no_list_of_nodes_is_refused(document):
+    """Such a document does not read as a cluster without nodes."""
+    with pytest.raises(MalformedOutputError, match="sinfo --json"):
+        NodesParser().parse(document)
 
 
 @pytest.mark.parametrize(

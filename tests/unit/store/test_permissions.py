@@ -51,3 +51,16 @@ def test_a_missing_directory_is_made_for_its_owner(tmp_path):
     make_private(tmp_path / "state", tmp_path / "state" / "metasched.db")
     assert mode(tmp_path / "state") == 0o700
     assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_group_that_may_enter_a_marked_directory_reads_the_database(tmp_path):
+    """A directory of mode 2750 gives its group read access to a new database, and to an old one at the next start."""
+    tmp_path.chmod(0o2750)
+    database = tmp_path / "metasched.db"
+    with Store.open(database):
+        assert {mode(path) for path in tmp_path.iterdir()} == {0o640}
+        for path in tmp_path.iterdir():
+            path.chmod(0o600)
+        make_private(tmp_path, database)
+        assert {mode(path) for path in tmp_path.iterdir()} == {0o640}
+    assert mode(tmp_path) == 0o2750

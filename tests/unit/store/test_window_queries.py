@@ -7,7 +7,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
 from metasched.store import EndCause, JobRecord, RunRecord, Store
-from metasched.store.window_queries import RunSpan
+from metasched.store.window_queries import JobsOf, RunSpan
 from tests.query_plans import calls, scans
 
 NOW = 1_700_000_000.0
@@ -83,7 +83,7 @@ def test_gpu_hours_count_the_part_within_the_window(store):
     store.run_suspended("b", 1, 1.75 * hour, by_us=True)
     jobs = store.gpu_hours_by_job(hour, 3 * hour, 2 * hour, 10)
     assert [(job.uid, job.gpu_hours) for job in jobs] == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0))]
-    assert [job.name for job in store.gpu_hours_by_job(hour, 3 * hour, 2 * hour, 10, users=["bob"])] == ["name of b"]
+    assert [job.name for job in store.gpu_hours_by_job(hour, 3 * hour, 2 * hour, 10, JobsOf(["bob"]))] == ["name of b"]
 
 
 def test_rounds_are_found_by_time_and_by_neighbour(site):

@@ -106,6 +106,14 @@ def test_loss_and_speed_are_the_owners(owner, other):
     assert owner.get(f"/api/v1/job/{SHOWCASE}/series").json()["loss"]["points"]
 
 
+def test_the_rho_of_a_job_is_its_owners(owner, other):
+    """Somebody else sees GPU hours of jobs, and means of users, but no job's rho."""
+    for path in ("/api/v1/fairness?by=job", "/api/v1/fairness?by=job&span=30d"):
+        rows = other.get(path).json()["rows"]
+        assert rows
+        assert all(row["rho"] is None for row in rows if row["user"] != OTHER)
+
+
 def test_an_app_shows_who_was_ended_and_why(owner, other):
     """Trials, phases and reasons of ended trials are shown; losses to the owner alone."""
     text = owner.get(f"/app/{APP}").text

@@ -90,8 +90,7 @@ def train_one_epoch(model, loader, optimizer, device, loss_scaler, args, model_e
             loss = torch.sum(-targets * model(samples).log_softmax(dim=1), dim=1).mean()
         if not math.isfinite(loss.item()):
             raise SystemExit(f"Loss is {loss.item()}, stopping training")
-        parameters = model.parameters()
-        loss_scaler(ctx.weighted(loss), optimizer, args.clip_grad, parameters, need_update=ctx.boundary)
+        loss_scaler(ctx.weighted(loss), optimizer, args.clip_grad, model.parameters(), need_update=ctx.boundary)
         if ctx.step():
             optimizer.zero_grad()
             model_ema.update(model.module)

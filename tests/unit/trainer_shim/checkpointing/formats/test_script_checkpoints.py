@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainer_shim.adaptive_batch.adaptive_progress import AdaptiveProgress
-from trainer_shim.checkpointing import atomic_files
+from trainer_shim.checkpointing import atomic_files, directory_owner
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats import script_checkpoints
 from trainer_shim.checkpointing.formats.script_checkpoints import FORMAT, Progress, ScriptCheckpoints, States
@@ -359,8 +359,9 @@ def test_a_directory_has_one_owner(tmp_path):
     assert [path.name for path in directory.iterdir()] == ["job"]
 
 
-def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
+def test_a_job_that_has_ended_leaves_its_directory(tmp_path, monkeypatch):
     """A directory goes over to another job when its owner is gone from the mailbox, and not before."""
+    monkeypatch.setattr(directory_owner, "END_SECONDS", 0.0)
     for uid in (FIRST, SECOND):
         (tmp_path / "mailbox" / uid).mkdir(parents=True)
     jobs = [
@@ -378,6 +379,27 @@ def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
     (tmp_path / "job.2").write_text("../somebody")
     with pytest.raises(CheckpointError, match="/somebody"):
         claim_directory(tmp_path, jobs[1])
+
+
+def test_the_end_of_the_owner_is_awaited(tmp_path, monkeypatch):
+    """The daemon may notice later that the owner has ended than that this job is to start."""
+    jobs = []
+    for uid in (FIRST, SECOND):
+        lease = tmp_path / "mailbox" / uid / "lease.json"
+        lease.parent.mkdir(parents=True)
+        jobs.append(read_job({"METASCHED_UID": uid, "METASCHED_LEASE": str(lease)}))
+    claim_directory(tmp_path, jobs[0])
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            (tmp_path / "mailbox" / FIRST).rmdir()
+
+    monkeypatch.setattr(directory_owner.time, "sleep", sleep)
+    claim_directory(tmp_path, jobs[1])
+    assert (tmp_path / "job.2").read_text().strip() == SECOND
+    assert len(waited) == 3
 
 
 def test_an_empty_note_is_nobodys(tmp_path):
@@ -410,6 +432,7 @@ def test_of_jobs_that_come_at_once_one_becomes_the_owner(tmp_path, monkeypatch, 
                 claim_directory(directory, jobs[1])
 
     monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(directory_owner, "END_SECONDS", 0.0)
     with pytest.raises(CheckpointError, match=f"belongs to job {SECOND}"):
         claim_directory(directory, jobs[0])
 

@@ -1,15 +1,12 @@
-"""Which jobs `metasched status` shows, and in which order: its options --user, --me, --state, --account and --sort."""
+"""Which of the published jobs a caller selects, by user, account and state, and in which order."""
 
 from __future__ import annotations
 
 import difflib
-import os
-import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import click
-
+from metasched.core.errors import MetaschedError
 from metasched.shared_dir.published_status import JobStatus, Status
 
 WAITING = ("held", "queued")
@@ -30,6 +27,10 @@ ORDERS: Mapping[str, Callable[[JobStatus], tuple[object, ...]]] = {
 """Keys of the orders of live jobs; equal jobs stay in the published order."""
 
 
+class UnknownStateError(MetaschedError):
+    """No job of metasched can be in the state that was asked for; the message has the near misses."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The jobs to show; None and empty select all.
@@ -48,7 +49,7 @@ class Selection:
         """Return the status with the selected jobs; nodes and headline stay.
 
         Raises:
-            click.BadParameter: no job of metasched can be in one of the states.
+            UnknownStateError: no job of metasched can be in one of the states.
         """
         if self == Selection():
             return status
@@ -80,7 +81,7 @@ class Selection:
         for asked in map(str.lower, self.states):
             if asked not in _STATES and asked not in seen | ended:
                 known = sorted({*_STATES, *seen, *ended})
-                raise click.BadParameter(f"no state {asked!r}; {suggestion(asked, known)}", param_hint="--state")
+                raise UnknownStateError(f"no state {asked!r}; {suggestion(asked, known)}")
             accepted.update(_STATES.get(asked, (asked,)))
         return accepted
 
@@ -88,18 +89,6 @@ class Selection:
 def in_order(jobs: Sequence[JobStatus], order: str) -> list[JobStatus]:
     """Return live jobs in one of ``ORDERS``."""
     return sorted(jobs, key=ORDERS[order])
-
-
-def own_name() -> str:
-    """Return the name of the user of this process.
-
-    Raises:
-        click.UsageError: the user id has no name here.
-    """
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        raise click.UsageError(f"user id {os.getuid()} has no name on this host; give --user NAME") from None
 
 
 def suggestion(asked: str, known: Sequence[str]) -> str:

@@ -1,0 +1,53 @@
+"""The reason of a published job, cut to what its reader may know of the job's measures and of other jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from metasched.core.reason_words import words
+from metasched.core.reasons import MEASURING, Code, Reason, from_json, to_json, without_measures, without_strangers
+
+if TYPE_CHECKING:
+    from metasched.shared_dir.published_status import DecidedStatus, JobStatus
+
+_CUT = MEASURING.keys() | {str(Code.MARKET_ROUNDS)}
+
+
+def reason_of(job: JobStatus | DecidedStatus) -> Reason:
+    """Return why a job runs or waits."""
+    return from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
+
+
+def reason_fields(reason: Reason) -> dict[str, Any]:
+    """Return the fields of ``JobStatus`` that tell a reason to programs."""
+    data = to_json(reason)
+    return {
+        "reason_code": data["code"],
+        "reason_facts": data.get("facts", {}),
+        "reason_also": tuple(data.get("also", ())),
+    }
+
+
+def public_reason(job: JobStatus | DecidedStatus) -> dict[str, Any]:
+    """Return the fields of a job's reason as everybody may see them; empty where those of the job may be seen."""
+    if job.reason_code not in _CUT and not any(other.get("code") in _CUT for other in job.reason_also):
+        return {}
+    told = without_measures(reason_of(job))
+    return {"reason": words(told), **reason_fields(told)}
+
+
+def without_other_jobs(job: JobStatus, uids: Collection[str], ids: Collection[str]) -> JobStatus:
+    """Return a job that names no other jobs than those with known uids and Slurm job ids."""
+    named = tuple(uid for uid in job.stopped_for if uid in uids)
+    reason = reason_of(job)
+    told = without_strangers(reason, ids)
+    return replace(
+        job,
+        stopped_for=named,
+        stopped_for_others=job.stopped_for_others + len(job.stopped_for) - len(named),
+        co_runner=job.co_runner if job.co_runner in ids else None,
+        reason=job.reason if told == reason else words(told),
+        **reason_fields(told),
+    )
