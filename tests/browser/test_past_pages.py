@@ -76,9 +76,9 @@ def test_a_page_is_accessible_and_fits(window, name, tmp_path):
 
 
 def test_charts_of_a_job_can_be_read_with_the_pointer(window):
-    """With scripts, uPlot draws loss and throughput from JSON, without a CSP report."""
+    """With scripts, uPlot draws loss, throughput and batch from JSON, without a CSP report."""
     window.open(PAGES["job"])
-    wait_for(window, lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".u-over")) == 2)
+    wait_for(window, lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".u-over")) == 3)
     assert window.violations() == []
     assert window.problems() == []
 
@@ -90,7 +90,7 @@ def test_a_page_needs_no_scripts(window, name):
     assert window.driver.find_element(By.TAG_NAME, "h1").text
     assert not window.driver.find_elements(By.CSS_SELECTOR, ".u-over")
     if name == "job":
-        assert len(window.driver.find_elements(By.CSS_SELECTOR, "path.line")) == 2
+        assert len(window.driver.find_elements(By.CSS_SELECTOR, "path.line")) == 3
     for slider in window.driver.find_elements(By.CSS_SELECTOR, "[data-slider]"):
         assert not slider.is_displayed()
     assert window.problems() == []
