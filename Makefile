@@ -1,7 +1,7 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser screenshots shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -53,6 +53,10 @@ faults: python ## losses of power, and some campaigns of faults on a fake Slurm
 browser: ## tests of the web page in Chromium (installs it where it is missing)
 	@contrib/bootstrap browser
 	$(PYTEST) --dist loadscope tests/browser
+
+screenshots: python ## docs/images/web-*.webp of the web page, from a generated site
+	@contrib/bootstrap browser
+	$(BIN)/python -m tests.browser.screenshots
 
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
