@@ -1,7 +1,7 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit oracles faults any-input fuzz browser shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
+.PHONY: help demo test lint types unit oracles faults any-input fuzz browser screenshots shim integrations slurm gpu campaign fake-campaigns soak slow-clients test-kills test-forks test-docker bench docs clean python cluster docker-campaign
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -54,13 +54,18 @@ browser: ## tests of the web page in Chromium (installs it where it is missing)
 	@contrib/bootstrap browser
 	$(PYTEST) --dist loadscope tests/browser
 
+screenshots: python ## docs/images/web-*.webp of the web page, from a generated site
+	@contrib/bootstrap browser
+	$(BIN)/python -m tests.browser.screenshots
+
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
 
 integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging Face Trainer and Accelerate
 	$(PYTEST) tests/integrations
 
-slurm: cluster ## tests on a private Slurm cluster on this host
+slurm: cluster ## tests on a private Slurm cluster on this host, one of them in Chromium
+	@contrib/bootstrap browser
 	$(PYTEST) --dist loadfile tests/slurm
 
 gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`

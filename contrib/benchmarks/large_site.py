@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.benchmarks.site_policies import fill_policies, write_policies
 from metasched.apps.app_state import VERSION as APPS_VERSION
 from metasched.core.model import Placement
 from metasched.core.reasons import Reason, to_json, to_text
-from metasched.shared_dir.published_status import AppStatus, JobStatus, NodeStatus, Status, publish
+from metasched.shared_dir.published_status import (
+    AppStatus,
+    InstantStatus,
+    JobForecastStatus,
+    JobStatus,
+    NodeStatus,
+    Status,
+    publish,
+)
 from metasched.store import Store
 from metasched.store.row_conversion import as_json, placement_json
 
@@ -62,7 +71,7 @@ def fill_store(store: Store, sizes: Sizes, now: float) -> None:
         runs = f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({_marks(_RUN_COLUMNS)})"  # noqa: S608  constants
         many(runs, _past_runs(sizes, now))
         many(runs, _open_runs(sizes, now))
-        rounds = max(10, min(sizes.runs // 10, 30_000))
+        rounds = _rounds_of(sizes)
         many("INSERT INTO rounds VALUES (?, ?, 'las', '{}', 0.05, ?)", _rounds(rounds, sizes, now))
         many(
             "INSERT INTO decisions (uid, first_round, last_round, granted, reason) VALUES (?, ?, ?, ?, ?)",
@@ -89,7 +98,7 @@ def status(sizes: Sizes, now: float) -> Status:
         host="head",
         pid=1,
         policy="las",
-        round=max(10, min(sizes.runs // 10, 30_000)),
+        round=_rounds_of(sizes),
         round_at=now - 20,
         next_round=now + 40,
         slurm="ok",
@@ -105,8 +114,17 @@ def build(base: Path, sizes: Sizes, now: float) -> tuple[Path, Path]:
     shared.mkdir(parents=True, exist_ok=True)
     with Store.open(database) as store:
         fill_store(store, sizes, now)
+        if sizes.live:
+            uids = [live_uid(index) for index in range(min(sizes.live, 200))]
+            rounds = _rounds_of(sizes)
+            fill_policies(store, uids, rounds, ROUND_SECONDS, now)
+            write_policies(base, uids, rounds, now)
     publish(shared, status(sizes, now))
     return database, shared
+
+
+def _rounds_of(sizes: Sizes) -> int:
+    return max(10, min(sizes.runs // 10, 30_000))
 
 
 def live_uid(index: int) -> str:
@@ -320,5 +338,14 @@ def _job_status(index: int, sizes: Sizes, now: float) -> JobStatus:
         steps_per_second=12.0 if running else None,
         loss=0.7 if running else None,
         world_sizes=(1, 2, 4, 8, 4, 2, 4, 8) if index == 0 else (8,) * running,
+        forecast=_forecast(index, now, is_running=running),
         app=APP if 0 < index < 10 else None,  # noqa: PLR2004  the app's trials
+    )
+
+
+def _forecast(index: int, now: float, *, is_running: bool) -> JobForecastStatus:
+    first = now + 600 + index % 100 * 90.0
+    start = None if is_running else InstantStatus(first, 1.2 * (first - now) + now, 2 * (first - now) + now)
+    return JobForecastStatus(
+        now - 20, start, InstantStatus(first + 3600, first + 5000, first + 9000), "its own reports"
     )

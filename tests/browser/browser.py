@@ -40,7 +40,7 @@ class Browser:
             options.add_argument(f"--{argument}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-        self.driver.set_page_load_timeout(60)
+        self.driver.set_page_load_timeout(110)
         self._top = top
 
     def close(self):

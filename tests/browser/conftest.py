@@ -1,11 +1,6 @@
 """One browser and one running page for all tests of a process."""
 
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
-from urllib.error import URLError
 
 import pytest
 
@@ -13,6 +8,7 @@ from metasched.shared_dir import published_status
 from metasched.store import Store
 from tests.browser.browser import Browser
 from tests.browser.site import make_site
+from tests.browser.web_process import WebProcess
 
 
 class RunningPage:
@@ -25,38 +21,12 @@ class RunningPage:
         Store.open(self.database).close()
         config = directory / "metasched.toml"
         config.write_text(f'[paths]\nstate = "{self.database.parent}"\nshared = "{self.shared}"\n')
-        self._log = (directory / "log").open("w+")
-        command = [sys.executable, "-m", "metasched", "--config", str(config), "web"]
-        self._process = subprocess.Popen([*command, "--listen", "127.0.0.1:0", "--viewer", "ann"], stderr=self._log)
-        self.top = self._address()
+        self._process = WebProcess(config, directory / "log", "ann")
+        self.top, self.log, self.end = self._process.top, self._process.log, self._process.end
 
     def publish(self, status=None, **changes):
         """Publish a status, by default that of a busy site."""
         published_status.publish(self.shared, status or make_site(**changes))
-
-    def log(self):
-        self._log.flush()
-        self._log.seek(0)
-        return self._log.read()
-
-    def end(self):
-        self._process.terminate()
-        self._process.wait(60)
-        self._log.close()
-
-    def _address(self):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self._process.poll() is None:
-            for word in self.log().split():
-                if word.startswith("http://127.0.0.1:"):
-                    address = word.rstrip(",")
-                    try:
-                        urllib.request.urlopen(address, timeout=10).close()  # noqa: S310  the address is checked above
-                    except URLError:
-                        break
-                    return address
-            time.sleep(0.05)
-        raise AssertionError(f"the page did not start: {self.log()}")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -56,9 +57,9 @@ def test_a_job_that_starts_is_seen_without_a_reload(page, browser):
     assert "waiting" in browser.driver.find_element(By.CSS_SELECTOR, "tbody").text
     running = replace(waiting, status="running", nodes={"n001": 4}, runs=1)
     page.publish(replace(status, jobs=(running,), jobs_version=status.jobs_version + 1))
-    WebDriverWait(browser.driver, WAIT_SECONDS).until(
+    WebDriverWait(browser.driver, WAIT_SECONDS, ignored_exceptions=[StaleElementReferenceException]).until(
         lambda driver: "running" in driver.find_element(By.CSS_SELECTOR, "tbody").text
-    )
+    )  # a refresh may take the table away between finding and reading it
     assert browser.driver.execute_script("return window.kept") is True
     assert browser.problems() == []
 

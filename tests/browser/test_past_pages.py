@@ -10,6 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 from contrib.benchmarks.large_site import APP, SHOWCASE, USERS, Sizes, build, past_uid
+from contrib.benchmarks.site_policies import COMPARISONS, STATE
 from metasched.web.application import create_application
 from metasched.web.settings import WebSettings
 from tests.browser.browser import SCHEMES, WIDTHS, Browser
@@ -25,6 +26,10 @@ PAGES = {
     "fairness": "fairness",
     "fairness-of-jobs": "fairness?by=job",
     "replay": "replay",
+    "policies": "policies?shadow=themis",
+    "what-if": "policies/what-if",
+    "crashed-what-if": "policies/what-if?number=1",
+    "comparisons": "policies/comparisons",
 }
 
 
@@ -33,7 +38,8 @@ def top(tmp_path_factory):
     """The address of a page with a past, shown to the owner of the showcase job."""
     directory = tmp_path_factory.mktemp("past")
     database, shared = build(directory, SIZES, time.time())
-    application = create_application(WebSettings(shared, database, viewer=USERS[0]))
+    own = {"state": directory / STATE, "comparisons": directory / COMPARISONS}
+    application = create_application(WebSettings(shared, database, viewer=USERS[0], admins=(USERS[0],), **own))
     server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -70,21 +76,21 @@ def test_a_page_is_accessible_and_fits(window, name, tmp_path):
 
 
 def test_charts_of_a_job_can_be_read_with_the_pointer(window):
-    """With scripts, uPlot draws loss and throughput from JSON, without a CSP report."""
+    """With scripts, uPlot draws loss, throughput and batch from JSON, without a CSP report."""
     window.open(PAGES["job"])
-    wait_for(window, lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".u-over")) == 2)
+    wait_for(window, lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".u-over")) == 3)
     assert window.violations() == []
     assert window.problems() == []
 
 
-@pytest.mark.parametrize("name", ["job", "app", "timeline", "fairness", "replay"])
+@pytest.mark.parametrize("name", ["job", "app", "timeline", "fairness", "replay", "policies", "what-if", "comparisons"])
 def test_a_page_needs_no_scripts(window, name):
     """Without scripts, headings, charts and tables are there, and the slider of past rounds is hidden."""
     window.open(PAGES[name], scripts=False)
     assert window.driver.find_element(By.TAG_NAME, "h1").text
     assert not window.driver.find_elements(By.CSS_SELECTOR, ".u-over")
     if name == "job":
-        assert len(window.driver.find_elements(By.CSS_SELECTOR, "path.line")) == 2
+        assert len(window.driver.find_elements(By.CSS_SELECTOR, "path.line")) == 3
     for slider in window.driver.find_elements(By.CSS_SELECTOR, "[data-slider]"):
         assert not slider.is_displayed()
     assert window.problems() == []
