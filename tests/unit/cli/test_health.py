@@ -9,10 +9,10 @@ from metasched.cli import health, main
 from metasched.shared_dir.published_status import NodeStatus, Status, publish
 
 
-def status(**changes):
-    """Return a published status without a job."""
+def status(age=0, **changes):
+    """Return a published status without a job, `age` seconds old."""
     fields = {
-        "published": time.time(),
+        "published": time.time() - age,
         "poll_seconds": 2.0,
         "cluster": "dev",
         "host": "login1",
@@ -44,8 +44,8 @@ def ask(tmp_path):
     ("changes", "code", "text"),
     [
         ({}, 0, "METASCHED OK - dev: policy las, round 17"),
-        ({"published": time.time() - 60}, 1, "published nothing for"),
-        ({"published": time.time() - 6000}, 2, "published nothing for"),
+        ({"age": 60}, 1, "published nothing for"),
+        ({"age": 6000}, 2, "published nothing for"),
         ({"slurm": "down | x"}, 2, "Slurm: down / x"),
         ({"store": "locked"}, 1, "database: locked"),
         ({"store": "locked", "next_round": None}, 2, "database: locked"),
