@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -237,10 +236,8 @@ class Cluster:
     def _database(self) -> Path:
         return self._paths.state(self._state) / DATABASE
 
-    @contextmanager
-    def _reading(self) -> Iterator[Store]:
-        with Store.open(self._database(), read_only=True) as store:
-            yield store
+    def _reading(self) -> Store:
+        return Store.open(self._database(), read_only=True)
 
 
 def _path(given: str | Path | None) -> Path | None:

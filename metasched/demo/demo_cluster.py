@@ -17,6 +17,7 @@ from metasched.demo.demo_page import page
 from metasched.demo.jobs import SETTINGS, ChosenPolicy, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
+from metasched.devcluster.processes import stop
 from metasched.devcluster.script_paths import slurm_script
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import Status
@@ -123,9 +124,4 @@ def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[byte
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process, _STOP_SECONDS)

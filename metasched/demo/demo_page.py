@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from metasched.devcluster.processes import stop
+
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
@@ -41,12 +43,7 @@ def page(config: Path, environment: Mapping[str, str]) -> Iterator[str | None]:
     try:
         yield _address(process, log_path)
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process, _STOP_SECONDS)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str | None:

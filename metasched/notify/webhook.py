@@ -89,7 +89,7 @@ class _PinnedConnection(http.client.HTTPConnection):
 
     def __init__(self, host: str, port: int, address: str, seconds: float, *, secure: bool) -> None:
         super().__init__(host, port, timeout=seconds)
-        self._address, self._secure, self._aborted = address, secure, False
+        self._address, self._secure = address, secure
 
     def connect(self) -> None:
         self.sock = socket.create_connection((self._address, self.port), self.timeout)

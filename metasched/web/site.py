@@ -173,6 +173,11 @@ class Site:
         return tagged(request, HTMLResponse(rendered, code))
 
 
+def wants_fragment(request: Request) -> bool:
+    """Whether htmx asks for the part of a page that changes, and not for the whole page."""
+    return bool(request.headers.get("hx-request"))
+
+
 def site_of(request: Request) -> Site:
     """The site that a request is for."""
     return cast("Site", request.app.state.site)

@@ -4,23 +4,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.small_scenario import JOBS, SCENARIO
+
 ROOT = Path(__file__).parents[2]
-
-SCENARIO = """
-[[nodes]]
-count = 1
-gpus = 4
-gpu_type = "v100"
-
-[workload]
-format = "sacct"
-path = "jobs.txt"
-"""
-JOBS = """JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES
-1|a|ann|ml|2025-03-01T10:00:00|3600|gres/gpu=4
-2|b|bob|ml|2025-03-01T10:10:00|60|gres/gpu=4
-"""
-
 
 RESEARCHER = """
 import json, sys

@@ -15,7 +15,7 @@ from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
 from metasched.slurm.hostlist import compress
 from metasched.web import query
 from metasched.web.access import Viewer
-from metasched.web.site import API, Page, View, json_response, site_of
+from metasched.web.site import API, Page, View, json_response, site_of, wants_fragment
 from metasched.web.text import tone
 
 GROUPED_NODES = 64
@@ -173,7 +173,7 @@ def _page(request: Request) -> Response:
         for gpu_type, members in groupby(sorted(shown, key=lambda group: group.gpu_type or ""), _type_of)
     ]
     counted = totals(groups)
-    template = "cluster_grid.html" if request.headers.get("hx-request") else "cluster.html"
+    template = "cluster_grid.html" if wants_fragment(request) else "cluster.html"
     return site.render(
         request,
         template,

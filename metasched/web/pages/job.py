@@ -31,7 +31,7 @@ from metasched.web.charts.line_chart import LineChart, line_chart
 from metasched.web.charts.stacked_bar import Part, stacked_bar
 from metasched.web.job_details import JobDetails, find_job
 from metasched.web.pages.queue import public_fields, state_of
-from metasched.web.site import API, Page, View, json_response, site_of
+from metasched.web.site import API, Page, View, json_response, site_of, wants_fragment
 from metasched.web.text import tone
 
 MOST_ROWS = 100
@@ -160,7 +160,7 @@ def _runs_table(runs: Sequence[RunRecord], now: float, *, detailed: bool) -> lis
 def _page(request: Request) -> Response:
     view, found = job_of(request)
     past = found.past
-    fragment = request.headers.get("hx-request") is not None
+    fragment = wants_fragment(request)
     runs = past.runs if past else ()
     values: dict[str, Any] = {
         "job": found.job,

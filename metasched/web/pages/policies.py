@@ -15,7 +15,7 @@ from metasched.store import ShadowRecord
 from metasched.store.window_queries import JobLabel
 from metasched.web import query
 from metasched.web.charts.line_chart import ComparisonChart, comparison_chart
-from metasched.web.site import API, Page, Site, View, json_response, site_of
+from metasched.web.site import API, Page, Site, View, json_response, site_of, wants_fragment
 
 ROUNDS = 100
 """Rounds of a shadow policy that are shown, the latest."""
@@ -87,7 +87,7 @@ def _page(request: Request) -> Response:
     site = site_of(request)
     view = site.view(request)
     shadows = read_shadows(request, site, view)
-    fragment = request.headers.get("hx-request") is not None
+    fragment = wants_fragment(request)
     return site.render(
         request,
         "policies_now.html" if fragment else "policies.html",

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from metasched.presentation.formatting import expected_text, gpus_text, progress_text
 from metasched.shared_dir.published_status import JobStatus
 from metasched.web import query
-from metasched.web.site import API, Page, json_response, site_of
+from metasched.web.site import API, Page, json_response, site_of, wants_fragment
 from metasched.web.text import tone
 from metasched.web.visible_jobs import VisibleJobs
 
@@ -184,7 +184,7 @@ def _page(request: Request) -> Response:
         }
         for job in found.jobs
     ]
-    template = "queue_table.html" if request.headers.get("hx-request") else "queue.html"
+    template = "queue_table.html" if wants_fragment(request) else "queue.html"
     return site.render(
         request,
         template,

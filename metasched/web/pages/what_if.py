@@ -18,7 +18,7 @@ from metasched.core.policy_text import PolicyTextError, parse_parameters
 from metasched.forecast.what_if_result import WhatIfJob, WhatIfResult
 from metasched.store.window_queries import JobLabel
 from metasched.web import csrf, query
-from metasched.web.site import API, Page, Site, View, address, json_response, site_of
+from metasched.web.site import API, Page, Site, View, address, json_response, site_of, wants_fragment
 from metasched.web.what_if_runs import WhatIfError
 
 PATH = "/policies/what-if"
@@ -79,7 +79,7 @@ def _page(request: Request, *, problem: str = "", chosen: Sequence[str] = (), co
     view = site.view(request)
     kept = site.what_ifs.kept()
     may_start = view.viewer.is_admin and site.settings.state is not None
-    fragment = request.headers.get("hx-request") is not None
+    fragment = wants_fragment(request)
     return site.render(
         request,
         "what_if_now.html" if fragment else "what_if.html",

@@ -2,36 +2,17 @@ import pytest
 
 from metasched.api import compare, simulate
 from metasched.api.simulations import NotInstalledError
-from metasched.core.model import Decision, Snapshot
-from metasched.core.policy import DuplicatePolicyError, Policy, PolicyState
+from metasched.core.policy import DuplicatePolicyError, Policy
 from metasched.core.policy_text import PolicyTextError
 from metasched.simulator.scenario import ScenarioError
 from policies.baselines.fifo import Fifo
-
-SCENARIO = """
-[[nodes]]
-count = 1
-gpus = 4
-gpu_type = "v100"
-
-[workload]
-format = "sacct"
-path = "jobs.txt"
-"""
-JOBS = """JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES
-1|a|ann|ml|2025-03-01T10:00:00|3600|gres/gpu=4
-2|b|bob|ml|2025-03-01T10:10:00|60|gres/gpu=4
-"""
+from tests.small_scenario import JOBS, SCENARIO
 
 
-class LastFirst(Fifo):
-    """The job that was submitted last is decided first."""
+class OwnPolicy(Fifo):
+    """A policy that is no entry point; it decides as ``fifo``."""
 
-    name = "last_first"
-
-    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        decision, state = super().decide(snapshot, state)
-        return decision, state
+    name = "own_policy"
 
 
 @pytest.fixture
@@ -56,9 +37,9 @@ def test_one_simulation_has_metrics_and_jobs(scenario):
 
 def test_a_policys_class_is_simulated_as_its_name_is(scenario):
     """A policy needs no entry point; its class stands beside installed policies."""
-    table = compare(scenario, [LastFirst, "fifo"])
+    table = compare(scenario, [OwnPolicy, "fifo"])
     frame = table.to_pandas()
-    assert list(frame["policy"]) == ["last_first", "fifo"]
+    assert list(frame["policy"]) == ["own_policy", "fifo"]
     assert frame["jct_mean"][0] == frame["jct_mean"][1]
 
 
@@ -77,15 +58,15 @@ def test_mistakes_are_typed_errors(scenario, tmp_path):
         simulate(tmp_path / "nothing.toml")
     with pytest.raises(PolicyTextError, match="fifo"):
         simulate(scenario, "fifoo")
-    with pytest.raises(NotInstalledError, match="last_first"):
-        compare(scenario, [LastFirst], out=tmp_path / "out")
+    with pytest.raises(NotInstalledError, match="own_policy"):
+        compare(scenario, [OwnPolicy], out=tmp_path / "out")
     with pytest.raises(ValueError, match="out=DIR"):
         compare(scenario, ["fifo"], processes=2)
-    duplicate = type("Other", (LastFirst,), {"name": "fifo"})
+    duplicate = type("Other", (OwnPolicy,), {"name": "fifo"})
     with pytest.raises(DuplicatePolicyError, match="fifo"):
         simulate(scenario, duplicate)
 
 
 def test_a_policy_is_a_class_of_policies():
     """The public contract is the one that the tutorial uses."""
-    assert issubclass(LastFirst, Policy)
+    assert issubclass(OwnPolicy, Policy)
