@@ -10,8 +10,9 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -34,12 +35,19 @@ LIVE = "{} (now)"
 """Label of the latest round's policy."""
 
 
-def what_if(task: WhatIfTask, proceed: Callable[[], object] = lambda: None) -> WhatIfResult:
-    """Simulate the live jobs under the latest round's policy and under those of the task.
+def end_with_standard_input() -> None:
+    """End this process once its standard input is closed: the process that started it has ended, or was killed."""
 
-    Args:
-        task: what to do.
-        proceed: is called whenever a job has ended in a simulation.
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
+
+
+def what_if(task: WhatIfTask) -> WhatIfResult:
+    """Simulate the live jobs under the latest round's policy and under those of the task.
 
     Raises:
         MetaschedError: there is no round to continue from, or a policy cannot be used.
@@ -59,7 +67,6 @@ def what_if(task: WhatIfTask, proceed: Callable[[], object] = lambda: None) -> W
         live.settings,
         {now: live.state, **states},
         live.apps,
-        lambda *_: proceed(),
     )
     return WhatIfResult(
         asked_by=task.asked_by,
@@ -104,15 +111,10 @@ def main(argument: str) -> int:
     os.nice(LOWEST_PRIORITY)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS + 10))
-    parent = os.getppid()
-
-    def proceed() -> None:
-        if os.getppid() != parent:
-            sys.exit(1)
-
+    end_with_standard_input()
     result = WhatIfResult(task.asked_by, task.policies, task.started, task.started)
     try:
-        result = what_if(task, proceed)
+        result = what_if(task)
     except MetaschedError as error:
         result = replace(result, ended=time.time(), problem=str(error))
     except MemoryError:

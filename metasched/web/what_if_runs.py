@@ -87,10 +87,10 @@ class WhatIfRuns:
                 dict(self._simulation),
                 self._jobs,
             )
-            process = _start(task)
+            process, held = _start(task)
             self._running = RunningWhatIf(asked_by, task.policies, task.started)
         log.info("what_if_started", user=asked_by, policies=list(policies), pid=process.pid)
-        threading.Thread(target=self._wait, args=(process, task), name="what-if", daemon=True).start()
+        threading.Thread(target=self._wait, args=(process, held, task), name="what-if", daemon=True).start()
         return number
 
     def kept(self) -> list[int]:
@@ -135,8 +135,8 @@ class WhatIfRuns:
             ) from None
         return path
 
-    def _wait(self, process: subprocess.Popen[bytes], task: WhatIfTask) -> None:
-        """Wait for the end of a process; one that has crashed has a result that says so."""
+    def _wait(self, process: subprocess.Popen[bytes], held: int, task: WhatIfTask) -> None:
+        """Wait for the end of a process, holding a file open; one that has crashed has a result that says so."""
         try:
             _, said = process.communicate(timeout=MOST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -153,18 +153,32 @@ class WhatIfRuns:
         except OSError as error:
             log.warning("what_if_not_kept", path=task.result, error=error.strerror)
         finally:
+            os.close(held)
             self._running = None
 
 
-def _start(task: WhatIfTask) -> subprocess.Popen[bytes]:
+def _start(task: WhatIfTask) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the process of a what-if, and return it with a file whose closing ends it.
+
+    The file is one end of a pipe, and the other end is the process's standard input: however this process ends, the
+    kernel closes the file.
+    """
     argv = [sys.executable, "-m", "metasched.forecast.what_if_run", json.dumps(asdict(task))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        return subprocess.Popen(
-            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        alive, held = os.pipe()
     except OSError as error:
         raise WhatIfError(f"The process cannot be started: {error.strerror}.") from None
+    try:
+        process = subprocess.Popen(
+            argv, env=environment, stdin=alive, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        os.close(held)
+        raise WhatIfError(f"The process cannot be started: {error.strerror}.") from None
+    finally:
+        os.close(alive)
+    return process, held
 
 
 def _crash(code: int, said: str) -> str:

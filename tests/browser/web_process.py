@@ -30,6 +30,11 @@ class WebProcess:
         self._log.seek(0)
         return self._log.read()
 
+    def kill(self):
+        """End the page without letting it know."""
+        self._process.kill()
+        self._process.wait(60)
+
     def end(self):
         self._process.terminate()
         self._process.wait(60)

@@ -1,5 +1,7 @@
 import json
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import asdict
@@ -72,7 +74,7 @@ def test_a_policy_that_cannot_be_used_is_the_problem(task, tmp_path, monkeypatch
     wrong = WhatIfTask(**asdict(task) | {"policies": ("nonsense",)})
     with pytest.raises(PolicyTextError):
         what_if(wrong)
-    for name in ("os.nice", "resource.setrlimit"):
+    for name in ("os.nice", "resource.setrlimit", "end_with_standard_input"):
         monkeypatch.setattr(f"metasched.forecast.what_if_run.{name}", lambda *_: None)
     assert main(json.dumps(asdict(wrong))) == 0
     found = read_result(tmp_path / "result.json")
@@ -86,3 +88,17 @@ def test_another_file_is_no_result(tmp_path, content):
     (tmp_path / "what-if-1.json").write_bytes(content)
     with pytest.raises(ResultError):
         read_result(tmp_path / "what-if-1.json")
+
+
+def test_a_what_if_ends_with_the_process_that_started_it():
+    """Once its standard input is closed, the process ends, in whatever computation it is."""
+    program = "from metasched.forecast import what_if_run as run; run.end_with_standard_input(); print(1, flush=True)"
+    busy = f"{program}\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"1\n"
+            assert process.poll() is None
+            process.stdin.close()
+            assert process.wait(60) == 1
+        finally:
+            process.kill()

@@ -1,5 +1,6 @@
 """The pages of policies: shadow policies, what-ifs that an admin starts, and results of comparisons."""
 
+import os
 import re
 import subprocess
 import sys
@@ -80,9 +81,10 @@ def runs_a_program(monkeypatch, program):
     """Let what-ifs run a Python program in place of a simulation."""
 
     def start(_):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
+        return process, os.open(os.devnull, os.O_RDONLY)
 
     monkeypatch.setattr(what_if_runs, "_start", start)
 
