@@ -33,6 +33,8 @@ ACCOUNTS = ("vision", "language", "speech", "robotics")
 NAMES = ("resnet50", "bert-large", "gpt-neo", "deepspeech2", "a-job-with-a-name-that-is-much-longer-than-others")
 RUN_SECONDS = 3000.0
 ROUND_SECONDS = 300.0
+CONTENTION = 1.5
+"""The mean over time of the GPUs that live jobs request over all GPUs."""
 SHOWCASE = "5eed000000000001"
 """The uid of a live job with a long history: eight runs of several sizes, reports, checkpoints, batch changes."""
 APP = "app:user00/learning-rates"
@@ -43,6 +45,7 @@ _COLUMNS = (
 _RUN_COLUMNS = (
     "uid, run, released_at, placement, started, ended, cause, first_step_at, step_seconds, data_seconds, gpus"
 )
+_FAIRNESS_COLUMNS = "uid, user, account, finished, gpu_seconds, alone, measured, pollux"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def fill_store(store: Store, sizes: Sizes, now: float) -> None:
         jobs = f"INSERT INTO jobs ({_COLUMNS}) VALUES ({_marks(_COLUMNS)})"  # noqa: S608  constants
         many(jobs, _past_jobs(sizes, now))
         many(jobs, _live_jobs(sizes, now))
+        many(f"INSERT INTO fairness ({_FAIRNESS_COLUMNS}) VALUES ({_marks(_FAIRNESS_COLUMNS)})", _fairness(sizes, now))  # noqa: S608  constants
         runs = f"INSERT INTO runs ({_RUN_COLUMNS}) VALUES ({_marks(_RUN_COLUMNS)})"  # noqa: S608  constants
         many(runs, _past_runs(sizes, now))
         many(runs, _open_runs(sizes, now))
@@ -105,6 +109,7 @@ def status(sizes: Sizes, now: float) -> Status:
         nodes=tuple(nodes),
         jobs=tuple(jobs),
         apps=(app,) if jobs else (),
+        contention_seconds=CONTENTION * 40_000.0,
     )
 
 
@@ -154,6 +159,13 @@ def _past_jobs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
             *("{}", "finished", 3, 2, as_json({"a100": 3 * RUN_SECONDS * GPUS_PER_NODE}), 3 * RUN_SECONDS, end),
             *("COMPLETED", 0),
         )
+
+
+def _fairness(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
+    for index in range(sizes.runs // 3):
+        user, account = _owner(index)
+        end, held = _past_span(3 * index + 2, sizes, now)[1], 3 * RUN_SECONDS
+        yield past_uid(index), user, account, end, held * GPUS_PER_NODE, held, 1, 0.6 + index % 13 / 10
 
 
 def _live_jobs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
@@ -333,6 +345,9 @@ def _job_status(index: int, sizes: Sizes, now: float) -> JobStatus:
         attained_service=100_000.0 if index == 0 else 7000.0 * running,
         ran_seconds=30_000.0 if index == 0 else 900.0 * running,
         waited_seconds=6000.0,
+        alone_seconds=20_000.0 if running else None,
+        left_seconds=10_000.0 if running else None,
+        contention_before=0.0,
         progress_steps=24_000.0 if running else None,
         total_steps=48_000,
         steps_per_second=12.0 if running else None,

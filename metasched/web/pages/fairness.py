@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Literal
 
 from starlette.requests import Request
@@ -25,19 +26,11 @@ _SPANS = ("1d", "7d", "30d")
 
 @dataclass(frozen=True, slots=True)
 class Rho:
-    """Finish-time fairness of the rated jobs of one row that ended in the window, and estimates of a live job.
-
-    Attributes:
-        mean: mean rho.
-        worst: largest rho.
-        rated: jobs with a rho.
-        is_estimate: whether the job lives.
-    """
+    """Finish-time fairness of some jobs of one row: mean rho, largest rho, and the number of jobs with a rho."""
 
     mean: float
     worst: float
     rated: int
-    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,8 @@ class FairnessRow:
         jobs: jobs that held GPUs in the window.
         gpu_hours: GPU hours that they held in the window.
         part: these over all GPU hours that the viewer may see, in per cent.
-        rho: fairness; None where not known.
+        rho: of the jobs that ended in the window; None where not known.
+        estimate: of the jobs that live, as if they went on as now; None where not known, and in windows of the past.
     """
 
     name: str | None
@@ -63,6 +57,7 @@ class FairnessRow:
     gpu_hours: float
     part: float
     rho: Rho | None
+    estimate: Rho | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,10 @@ def read_fairness(request: Request, site: Site, view: View) -> FairnessTable:
             rows = [_job_row(row, total, _rho_of_job(store, row, view)) for row in found]
         else:
             rho = _rho_by(store, by, window, viewer)
-            rows = [_group_row(name, members, total, rho.get(name)) for name, members in grouped(each, by).items()]
+            estimates = _estimates_by(by, window, view)
+            held = grouped(each, by)
+            names = dict.fromkeys((*held, *estimates))
+            rows = [_group_row(name, held.get(name, ()), total, rho.get(name), estimates.get(name)) for name in names]
     rows = sorted(rows, key=lambda row: (-row.gpu_hours, row.name or "", row.uid or ""))
     shown, page, pages = query.page_of(rows, query.number(request, "page", 1), ROWS)
     return FairnessTable(window, by, shown, len(rows), total, page, pages)
@@ -119,14 +117,16 @@ def grouped(rows: Iterable[GpuHours], by: str) -> dict[str | None, list[GpuHours
     return found
 
 
-def _group_row(name: str | None, members: Sequence[GpuHours], total: float, rho: Rho | None) -> FairnessRow:
-    hours = sum(row.gpu_hours for row in members)
-    return FairnessRow(name, None, None, None, sum(row.jobs for row in members), hours, _part(hours, total), rho)
+def _group_row(
+    name: str | None, members: Sequence[GpuHours], total: float, rho: Rho | None, estimate: Rho | None
+) -> FairnessRow:
+    hours, jobs = sum(row.gpu_hours for row in members), sum(row.jobs for row in members)
+    return FairnessRow(name, None, None, None, jobs, hours, _part(hours, total), rho, estimate)
 
 
-def _job_row(row: GpuHours, total: float, rho: Rho | None) -> FairnessRow:
+def _job_row(row: GpuHours, total: float, rho: tuple[Rho | None, Rho | None]) -> FairnessRow:
     part = _part(row.gpu_hours, total)
-    return FairnessRow(row.name, row.uid, row.slurm_job_id, row.user, 1, row.gpu_hours, part, rho)
+    return FairnessRow(row.name, row.uid, row.slurm_job_id, row.user, 1, row.gpu_hours, part, *rho)
 
 
 def _part(hours: float, total: float) -> float:
@@ -143,6 +143,20 @@ def _rho_by(store: Store, by: str, window: Window, viewer: Viewer) -> Mapping[st
     }
 
 
+def _estimates_by(by: str, window: Window, view: View) -> Mapping[str | None, Rho]:
+    """Estimated rho of the live jobs of the users or accounts that the viewer may see, by name."""
+    group: Literal["user", "account"] = "user" if by == "user" else "account"
+    found: dict[str | None, list[float]] = {}
+    for job in view.publication.jobs.values() if window.is_latest else ():
+        if job.finished is None and job.rho is not None:
+            found.setdefault(job.user if group == "user" else job.account, []).append(job.rho)
+    return {
+        name: Rho(fmean(values), max(values), len(values))
+        for name, values in found.items()
+        if _may_see_sum(view.viewer, group, name)
+    }
+
+
 def _may_see_sum(viewer: Viewer, group: str, name: str | None) -> bool:
     """Whether the viewer may see a mean over all jobs of a user or an account."""
     if _sees_all(viewer):
@@ -150,17 +164,17 @@ def _may_see_sum(viewer: Viewer, group: str, name: str | None) -> bool:
     return name == viewer.user if group == "user" else name in viewer.accounts
 
 
-def _rho_of_job(store: Store, row: GpuHours, view: View) -> Rho | None:
-    """Rho of a job, for its owner and admins: final where it has ended, an estimate while it lives."""
+def _rho_of_job(store: Store, row: GpuHours, view: View) -> tuple[Rho | None, Rho | None]:
+    """Rho of a job, for its owner and admins: the final one where it has ended, and the estimate while it lives."""
     if not view.viewer.may_see_details(row):
-        return None
+        return None, None
     uid = row.uid or ""
     job = view.publication.jobs.get(uid)
     if job is not None and job.finished is None:
-        return None if job.rho is None else Rho(job.rho, job.rho, 1, is_estimate=True)
+        return None, None if job.rho is None else Rho(job.rho, job.rho, 1)
     ended = store.fairness(uid)
     rho = None if ended is None else ended.rho.get(LIVE_DEFINITIONS[0])
-    return None if rho is None else Rho(rho, rho, 1)
+    return None if rho is None else Rho(rho, rho, 1), None
 
 
 def _page(request: Request) -> Response:

@@ -111,7 +111,24 @@ def test_the_rho_of_a_job_is_its_owners(owner, other):
     for path in ("/api/v1/fairness?by=job", "/api/v1/fairness?by=job&span=30d"):
         rows = other.get(path).json()["rows"]
         assert rows
-        assert all(row["rho"] is None for row in rows if row["user"] != OTHER)
+        assert all(row["rho"] is row["estimate"] is None for row in rows if row["user"] != OTHER)
+
+
+def test_rho_is_final_of_ended_jobs_and_estimated_of_live_ones(owner, base):
+    """By user, account and job, both stand side by side; a window of the past has no estimate."""
+    admin = client(base, "boss", admins=("boss",))
+    for by in ("user", "account"):
+        rows = owner.get(f"/api/v1/fairness?by={by}").json()["rows"]
+        assert sum(row["rho"]["rated"] for row in rows if row["rho"]) == SMALL.runs // 3
+        assert sum(row["estimate"]["rated"] for row in rows if row["estimate"]) == 5  # the running jobs
+        assert all(row["estimate"]["worst"] >= row["estimate"]["mean"] > 0 for row in rows if row["estimate"])
+        past = owner.get(f"/api/v1/fairness?by={by}&end={int(NOW) - 9 * 86400}").json()["rows"]
+        assert all(row["estimate"] is None for row in past)
+    jobs = {row["uid"]: row for row in admin.get("/api/v1/fairness?by=job").json()["rows"]}
+    assert jobs[SHOWCASE]["estimate"]["rated"] == 1
+    assert jobs[SHOWCASE]["rho"] is None
+    assert jobs[past_uid(3)]["rho"]["mean"] == pytest.approx(0.9)
+    assert jobs[past_uid(3)]["estimate"] is None
 
 
 def test_an_app_shows_who_was_ended_and_why(owner, other):
