@@ -24,9 +24,9 @@ from metasched.core.apps import AppsState
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.forecast.calibration import Calibration
+from metasched.forecast.durations import EarlierJob, EarlierJobs
 from metasched.forecast.queue_forecast import Effort, Situation, forecast_queue
 from metasched.forecast.records import InstantRange
-from metasched.forecast.uncertainty import EarlierJob, EarlierJobs
 from metasched.scheduling.engine import RoundResult
 from metasched.simulator.records import JobOutcome, Outcome, Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate

@@ -16,10 +16,10 @@ from metasched.core.apps import AppsState
 from metasched.core.model import Job, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.forecast.calibration import Calibration
+from metasched.forecast.durations import DrawnDurations, EarlierJobs
 from metasched.forecast.records import HIGH, LOW, InstantRange, JobForecast, QueueForecast
 from metasched.forecast.uncertainty import (
     LEAST_SPAN_SECONDS,
-    EarlierJobs,
     common_factor,
     drawn_submission,
     later_arrivals,
@@ -165,8 +165,8 @@ def assumptions(situation: Situation, effort: Effort, samples: int, left_out: in
     span = situation.earlier.until - situation.earlier.since
     days = f"{span / DAY:.1f} days" if span >= DAY else f"{span / 3600:.1f} hours"
     work = (
-        "Jobs without declared work take as long as earlier jobs of their user and name, else of their user, else of "
-        "all users."
+        "Jobs without declared work take as long as the others of their burst, else as earlier jobs of their user and "
+        "name, else of their user, else of all users."
     )
     goes_on = (
         f"Policy {situation.policy.name} goes on as configured; {samples} simulations from round "
@@ -192,7 +192,8 @@ def _continuation(
     snapshot = situation.snapshot
     until = snapshot.now + effort.horizon_seconds
     earlier, factor = situation.earlier, common_factor(rng)
-    live = [drawn_submission(job, situation.estimates[job.uid], earlier, rng, factor) for job in jobs]
+    drawn = DrawnDurations(earlier, rng)
+    live = [drawn_submission(job, situation.estimates[job.uid], drawn, rng, factor) for job in jobs]
     later = later_arrivals(earlier, snapshot.now, until, effort.arrivals, effort.exponent, rng, factor)
 
     def watch(*_: object) -> None:

@@ -9,8 +9,9 @@ from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Snapshot
 from metasched.core.policy import Policy, Registry
 from metasched.forecast.calibration import Calibration
+from metasched.forecast.durations import EarlierJob, EarlierJobs
 from metasched.forecast.queue_forecast import Effort, Situation, nearest_jobs
-from metasched.forecast.uncertainty import ASSUMED_SECONDS, EarlierJob, EarlierJobs
+from metasched.forecast.uncertainty import ASSUMED_SECONDS
 from metasched.replay.replay import policy_of
 from metasched.replay.snapshot_codec import decode
 from metasched.simulator.records import Settings
