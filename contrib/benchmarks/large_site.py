@@ -168,7 +168,8 @@ def _past_jobs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
 def _fairness(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
     for index in range(sizes.runs // 3):
         user, account = _owner(index)
-        end, held = _past_span(3 * index + 2, sizes, now)[1], 3 * RUN_SECONDS
+        spans = [_past_span(3 * index + part, sizes, now) for part in range(3)]
+        end, held = spans[-1][1], sum(end - begin for begin, end in spans)
         yield past_uid(index), user, account, end, held * GPUS_PER_NODE, held, 1, 0.6 + index % 13 / 10
 
 
