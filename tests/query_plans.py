@@ -3,7 +3,7 @@
 import re
 
 from contrib.benchmarks.large_site import SHOWCASE, USERS
-from metasched.store.window_queries import JobsOf
+from metasched.store.gpu_hours import JobsOf
 
 BIG = (  # of shadows the store keeps at most 20,000 rows
     "jobs",

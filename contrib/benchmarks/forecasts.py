@@ -5,7 +5,8 @@
 A trace is simulated; that simulation is the truth. At intervals the queue is forecast from the round's snapshot, with
 what a daemon would know then: jobs of traces do not declare their work, and durations are known of ended jobs alone.
 Ranges are calibrated with the outcomes known by then, as the daemon does. Of each job the first and the latest forecast
-count, of the first two fifths of the jobs none.
+count, of the first two fifths of the jobs none. "width" is the median width of the ranges, of the median time from the
+forecast to the truth: a range may hold the truth by being wide.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from contrib.benchmarks import common
@@ -41,7 +43,7 @@ LEAST_COVERED, MOST_COVERED = 0.7, 0.9
 WARM_UP = 0.4
 HOUR = 3600.0
 ASSUMED_SECONDS = 4 * HOUR
-LOAD, MOST_JOB_GPUS = 0.7, 8
+LOAD, MOST_JOB_GPUS, NODES = 0.7, 8, 4
 LEAST_OUTCOMES = 20
 """A share of fewer outcomes than this number is printed, and is no target."""
 
@@ -82,9 +84,13 @@ class Tally:
     held: int = 0
     early: int = 0
     late: int = 0
+    widths: list[float] = field(default_factory=list)
+    ahead: list[float] = field(default_factory=list)
 
-    def add(self, found: InstantRange, truth: float) -> None:
-        """Count one outcome."""
+    def add(self, at: float, found: InstantRange, truth: float) -> None:
+        """Count one outcome of a forecast of the instant ``at``."""
+        self.widths.append((math.inf if found.high is None else found.high) - found.low)
+        self.ahead.append(truth - at)
         if found.holds(truth):
             self.held += 1
         elif truth < found.low:
@@ -100,6 +106,11 @@ class Tally:
     def __str__(self) -> str:
         """The share and the number of outcomes."""
         return "none" if self.share is None else f"{self.share:.0%} of {self.count}"
+
+    @property
+    def width(self) -> str:
+        """The median width of the ranges, and the median time from the forecast to the truth, in minutes."""
+        return " of ".join(f"{median(each) / 60:.0f}" for each in (self.widths, self.ahead)) if self.widths else ""
 
     @property
     def share(self) -> float | None:
@@ -138,10 +149,10 @@ class Kind:
             for instant, uid in sorted(came):
                 if instant > now:
                     continue
-                _, found = held.pop(uid)
+                at, found = held.pop(uid)
                 self.calibration = self.calibration.learned(found, instant)
                 if counted(uid):
-                    tally.add(found, instant)
+                    tally.add(at, found, instant)
 
 
 def cluster(nodes: int, gpus: int, gpu_type: str = "v100") -> tuple[Node, ...]:
@@ -232,22 +243,29 @@ def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
     return starts, ends, len(moments), (time.process_time() - begun) / max(len(moments), 1)
 
 
-def traced(data: Path, file: str, jobs: int, nodes: int, policy: Policy) -> Case:
+def traced(data: Path, file: str, jobs: int, policy: Policy, forecasts: int) -> Case:
     """The first jobs of a trace of Microsoft's clusters (elasticflow-traces) that fit.
 
     Arrivals are scaled so that the jobs ask for ``LOAD`` of the cluster's GPU time until the last arrival.
+
+    Args:
+        data: the directory of traces.
+        file: name of the trace.
+        jobs: most jobs.
+        policy: of the cluster.
+        forecasts: forecasts until the last arrival, at most.
     """
     whole = sorted(read_microsoft(data / "microsoft" / f"{file}.csv").submissions, key=lambda one: one.job.submitted)
     ordered = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS][:jobs]
     first = ordered[0].job.submitted
     span = ordered[-1].job.submitted - first
-    scale = sum(one.training.total * one.job.gpus for one in ordered) / (LOAD * 8 * nodes) / span
+    scale = sum(one.training.total * one.job.gpus for one in ordered) / (LOAD * 8 * NODES) / span
     scaled = [
         replace(one, declared=False, job=one.job.evolve(submitted=(one.job.submitted - first) * scale))
         for one in ordered
     ]
     name = f"{file}, {policy.name}"
-    return Case(name, Workload(file, tuple(scaled)), cluster(nodes, 8), policy, every=max(span * scale / 80, 600.0))
+    return Case(name, Workload(file, tuple(scaled)), cluster(NODES, 8), policy, max(span * scale / forecasts, 600.0))
 
 
 def generated(jobs: int) -> Case:
@@ -291,8 +309,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
     cases: dict[str, Callable[[Path, int], Case]] = {
-        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs, 4, Fifo()),
-        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs, 4, Las()),
+        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs, Fifo(), 80),
+        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs, Las(), 25),
         "generated": lambda _, jobs: generated(jobs),
         "demo": lambda _, jobs: demo_like(jobs),
     }
@@ -300,18 +318,19 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=common.positive, default=400, help="jobs of each case (default 400)")
     parser.add_argument("--samples", type=common.positive, default=20, help="simulations of a forecast (default 20)")
     options = parser.parse_args(given)
-    print("| case | forecasts | CPU s each | of | held / outcomes | first ones | latest ones | early, late |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = "held / outcomes", "first ones", "width, min", "latest ones", "width, min", "early, late"
+    print(f"| case | forecasts | CPU s each | of | {' | '.join(columns)} |")
+    print("|---" * (4 + len(columns)) + "|")
     missed, rows = [], {}
     for name in options.cases:
         case = cases[name](options.data, options.jobs)
         starts, ends, forecasts, seconds = measure(case, options.samples)
         for what, kind in (("starts", starts), ("ends", ends)):
             both, share = kind.both, kind.both.share
-            rows[f"{name} {what}"] = {"share": share, "outcomes": both.count}
+            rows[f"{name} {what}"] = {"share": share, "outcomes": both.count, "width": kind.firsts.width}
             if share is not None and both.count >= LEAST_OUTCOMES and not LEAST_COVERED <= share <= MOST_COVERED:
                 missed.append(f"{case.name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}")
-            cells = " | ".join(map(str, (both, kind.firsts, kind.latests)))
+            cells = " | ".join([str(both), *(f"{each} | {each.width}" for each in (kind.firsts, kind.latests))])
             print(f"| {case.name} | {forecasts} | {seconds:.1f} | {what}", end=" | ")
             print(f"{cells} | {both.early}, {both.late} |", flush=True)
     print("\n".join(["", *(f"missed: {each}" for each in missed)]))

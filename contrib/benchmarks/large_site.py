@@ -13,17 +13,19 @@ from typing import Any
 
 from contrib.benchmarks.site_policies import fill_policies, write_policies
 from metasched.apps.app_state import VERSION as APPS_VERSION
-from metasched.core.model import Placement
+from metasched.core.model import Node, Placement, Snapshot, Status
 from metasched.core.reasons import Reason, to_json, to_text
+from metasched.replay.snapshot_codec import encode
+from metasched.shared_dir import published_status
 from metasched.shared_dir.published_status import (
     AppStatus,
     InstantStatus,
     JobForecastStatus,
     JobStatus,
     NodeStatus,
-    Status,
     publish,
 )
+from metasched.simulator.records import trace_job
 from metasched.store import Store
 from metasched.store.row_conversion import as_json, placement_json
 
@@ -83,9 +85,11 @@ def fill_store(store: Store, sizes: Sizes, now: float) -> None:
         )
         write("INSERT INTO apps VALUES (?, ?, ?)", [rounds, APPS_VERSION, as_json(_apps_state(now))])
         _showcase(store, rounds, now)
+        snapshot = encode(_snapshot(rounds, sizes, now))
+        write("INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, 0)", [rounds, snapshot])
 
 
-def status(sizes: Sizes, now: float) -> Status:
+def status(sizes: Sizes, now: float) -> published_status.Status:
     """The status that the daemon of the site published at ``now``."""
     running = _running(sizes)
     jobs = [_job_status(index, sizes, now) for index in range(sizes.live)]
@@ -95,7 +99,7 @@ def status(sizes: Sizes, now: float) -> Status:
         for i in range(sizes.nodes)
     ]
     app = AppStatus(APP, "learning-rates", USERS[0], "hyperband", ((1, 3), (2, 3)), 6, 3, now - 9000, 40_000.0)
-    return Status(
+    return published_status.Status(
         published=now,
         poll_seconds=2.0,
         cluster="hpc",
@@ -164,7 +168,8 @@ def _past_jobs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
 def _fairness(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
     for index in range(sizes.runs // 3):
         user, account = _owner(index)
-        end, held = _past_span(3 * index + 2, sizes, now)[1], 3 * RUN_SECONDS
+        spans = [_past_span(3 * index + part, sizes, now) for part in range(3)]
+        end, held = spans[-1][1], sum(end - begin for begin, end in spans)
         yield past_uid(index), user, account, end, held * GPUS_PER_NODE, held, 1, 0.6 + index % 13 / 10
 
 
@@ -212,6 +217,22 @@ def _open_runs(sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:
     for index in range(1, _running(sizes)):
         begin = now - 900 + index % 50 * 10
         yield (live_uid(index), 1, begin - 2, _placement(index, sizes), begin, None, None, begin + 40, 300.0, 30.0, 8)
+
+
+def _snapshot(number: int, sizes: Sizes, now: float) -> Snapshot:
+    """The snapshot of the latest round, with all live jobs."""
+    jobs = []
+    for index in range(sizes.live):
+        one = trace_job(live_uid(index), NAMES[index % len(NAMES)], now - 40_000 + index, GPUS_PER_NODE)
+        node = index % sizes.nodes
+        placed = Placement((node_name(node),), GPUS_PER_NODE, "h100" if node % 2 else "a100")
+        running = {"status": Status.RUNNING, "placement": placed} if index < _running(sizes) else {}
+        jobs.append(one.evolve(user=_owner(index)[0], **running))
+    nodes = [
+        Node(node_name(index), "h100" if index % 2 else "a100", GPUS_PER_NODE, 128, 1 << 40)
+        for index in range(sizes.nodes)
+    ]
+    return Snapshot(now - 20, number, ROUND_SECONDS, tuple(nodes), tuple(jobs))
 
 
 def _rounds(rounds: int, sizes: Sizes, now: float) -> Iterator[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,7 +33,10 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 
 from contrib.benchmarks import common
-from contrib.benchmarks.large_site import APP, SHOWCASE, USERS, Sizes, build, status
+from contrib.benchmarks.large_site import APP, ROUND_SECONDS, SHOWCASE, USERS, Sizes, build, status
+from metasched.configuration.config import Config
+from metasched.forecast.live_settings import live_settings
+from metasched.forecast.what_if_result import WhatIfTask, read_result
 from metasched.shared_dir.published_status import publish
 from metasched.web.application import all_pages
 from metasched.web.site import API
@@ -177,6 +181,33 @@ def after_publication(server: Server, base: Path, sizes: Sizes, repeat: int) -> 
     return statistics.median(seconds), cpu / repeat
 
 
+@dataclass(frozen=True)
+class MeasuredWhatIf:
+    """A what-if as an admin starts it: its CPU seconds, its largest memory in MiB, and jobs by what became of them."""
+
+    cpu: float
+    mebibytes: float
+    simulated: int
+    left_out: int
+
+
+def measure_what_if(base: Path) -> MeasuredWhatIf:
+    """Run the process of a what-if on the site, with the page's limits."""
+    config = Config.model_validate({"paths": {"state": str(base / "state"), "shared": str(base / "shared")}})
+    settings = live_settings(ROUND_SECONDS, config.schedule.min_round_seconds)
+    path = base / "what-if.json"
+    database = str(base / "state" / "metasched.db")
+    task = WhatIfTask(database, str(path), ("srtf",), USERS[0], time.time(), settings, config.forecast.jobs)
+    argv = [sys.executable, "-m", "metasched.forecast.what_if_run", json.dumps(asdict(task))]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    found = read_result(path)
+    if found.problem:
+        raise SystemExit(f"the what-if: {found.problem}")
+    return MeasuredWhatIf(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, len(found.jobs), found.left_out)
+
+
 def first_paints(server: Server, found: list[str], repeat: int) -> dict[str, float]:
     """Median seconds to the first contentful paint in Chromium with an empty cache; empty without Chromium."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
@@ -229,6 +260,7 @@ def main() -> int:
             publication, parsing = after_publication(server, base, sizes, options.repeat)
             pages = [address for address in found if not address.startswith(API)]
             paints = {} if options.no_browser else first_paints(server, pages, 3)
+        what_if = measure_what_if(base)
     print(f"{sizes.nodes * 8} GPUs, {sizes.live} live jobs, {sizes.runs} runs; ms, bytes compressed")
     print("| page | server | CPU | first paint | bytes | first load | elements | rows |")
     print("|---|---|---|---|---|---|---|---|")
@@ -249,8 +281,12 @@ def main() -> int:
     print(f"\nfirst answer after a publication: {1000 * publication:.0f} ms, CPU {1000 * parsing:.0f} ms")
     print(f"slower than {1000 * SERVER_SECONDS:.0f} ms, or {PAINT_SECONDS:.0f} s to the first paint: {slow or 'none'}")
     print(f"over {MOST_BYTES} bytes, {MOST_ELEMENTS} elements or {MOST_ROWS} rows: {missed or 'none'}")
+    print(
+        f"a what-if of one policy: {what_if.simulated} jobs simulated, {what_if.left_out} left out, "
+        f"CPU {what_if.cpu:.0f} s, {what_if.mebibytes:.0f} MiB"
+    )
     rows = {address: vars(one) | {"first_paint": paints.get(address)} for address, one in found.items()}
-    common.finish({"pages": rows, "publication_seconds": publication}, as_json=options.json)
+    common.finish({"pages": rows, "publication_seconds": publication, "what_if": vars(what_if)}, as_json=options.json)
     return 1 if missed else 0
 
 

@@ -158,11 +158,11 @@ class DrawnDurations:
         return max(self._unlike_its_burst(job, done, assumed_left), done + 1.0)
 
     def _like_its_burst(self, job: Job, burst: int, assumed_left: float) -> float:
-        mates = self._earlier.bursts[burst]
+        members = self._earlier.bursts[burst]
         shared = self._shared.get(burst)
         if shared is None:
-            ended = [one.seconds for one in mates if one.ended and one.seconds > 0]
-            longest = max(one.seconds for one in mates)
+            ended = [one.seconds for one in members if one.ended and one.seconds > 0]
+            longest = max(one.seconds for one in members)
             shared = self._rng.choice(ended) if ended else self._unlike_its_burst(job, longest, assumed_left)
             self._shared[burst] = shared
         return shared * math.exp(self._rng.gauss(0.0, ALIKE_ERROR))

@@ -351,6 +351,24 @@ def _gpu_use(db: Database) -> None:
     db.execute("CREATE INDEX gpu_use_at ON gpu_use (at)")
 
 
+@migrations(name="0025_gpu_hours")
+def _gpu_hours(db: Database) -> None:
+    """Indexes from which GPU hours are summed, and the sums of jobs that ended before fairness was recorded."""
+    for name, columns in {
+        "fairness_user": "fairness (user, finished, account, gpu_seconds, pollux)",
+        "jobs_finished": "jobs (finished, submitted) WHERE finished IS NOT NULL",
+    }.items():
+        db.execute(f"DROP INDEX {name}")
+        db.execute(f"CREATE INDEX {name} ON {columns}")
+    db.execute(
+        "INSERT INTO fairness (uid, user, account, finished, gpu_seconds, measured) "
+        "SELECT uid, user, account, finished, (SELECT total(max(ended - started - suspended_seconds, 0) * gpus) "
+        "FROM runs WHERE runs.uid = jobs.uid AND started IS NOT NULL AND ended IS NOT NULL), 0 FROM jobs "
+        "WHERE finished IS NOT NULL AND NOT EXISTS (SELECT 1 FROM fairness WHERE fairness.uid = jobs.uid) "
+        "AND substr(uid, 1, 6) <> 'sacct:'"
+    )
+
+
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 

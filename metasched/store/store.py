@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from metasched.store.forecast_rows import ForecastRows
+from metasched.store.gpu_hours import GpuHourQueries
 from metasched.store.gpu_use import GpuUseRows
 from metasched.store.job_queries import JobQueries
 from metasched.store.live_records import LiveRecords
@@ -30,6 +31,7 @@ class Store(
     ForecastRows,
     ShadowRows,
     WindowQueries,
+    GpuHourQueries,
     JobQueries,
     UsageQueries,
     MetricRows,

@@ -1,4 +1,4 @@
-"""Read-only queries over a window of time: runs, GPU hours and rounds, with few rows however long the history is.
+"""Read-only queries over a window of time: runs and rounds, with few rows however long the history is.
 
 Jobs that were imported from Slurm's accounting are left out: metasched did not schedule them.
 """
@@ -6,9 +6,8 @@ Jobs that were imported from Slurm's accounting are left out: metasched did not 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from metasched.core.model import Placement
 from metasched.core.reasons import Reason, from_text
@@ -27,15 +26,6 @@ _LONGEST = f"""
   UNION ALL SELECT uid, run, {_HELD_OPEN} {_OPEN}
   ORDER BY held DESC, uid, run LIMIT :most
 """
-# GPU-seconds of each job; of a suspended time, the part that its run's mean suspension leaves in the window.
-_GPU_SECONDS = f"""
-  SELECT uid, sum(gpu_seconds) AS gpu_seconds FROM (
-    SELECT uid, {_HELD_CLOSED} * (1 - min(1, suspended_seconds / max(ended - started, 1e-9)))
-      * gpus AS gpu_seconds {_CLOSED}
-    UNION ALL SELECT uid, max(0, {_HELD_OPEN} - suspended_seconds - max(0, :now - coalesce(suspended_at, :now)))
-      * gpus {_OPEN})
-  GROUP BY uid
-"""  # noqa: S608  constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +68,6 @@ class JobLabel:
     account: str | None
     submitted: float
     finished: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuHours:
-    """GPU hours in a window of one job (``uid`` and ``slurm_job_id``), or of a user in an account (both None)."""
-
-    user: str
-    account: str | None
-    jobs: int
-    gpu_hours: float
-    uid: str | None = None
-    slurm_job_id: str | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobsOf:
-    """The jobs of some users and those of some accounts."""
-
-    users: Sequence[str] = ()
-    accounts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,39 +134,6 @@ class WindowQueries(Connection):
             [as_json(sorted(uids))],
         )
         return {row[0]: JobLabel(*row) for row in rows}
-
-    def gpu_hours_by_user(self, begin: float, end: float, now: float) -> list[GpuHours]:
-        """GPU hours of each user in each account within a window, most first."""
-        rows = self._rows(
-            "SELECT jobs.user, jobs.account, count(*), sum(held.gpu_seconds) / 3600.0 AS hours "  # noqa: S608  constants
-            f"FROM ({_GPU_SECONDS}) AS held CROSS JOIN jobs ON jobs.uid = held.uid "
-            "GROUP BY jobs.user, jobs.account ORDER BY hours DESC, jobs.user, jobs.account",
-            {"begin": begin, "end": end, "now": now},
-        )
-        return [GpuHours(user, account, jobs, hours or 0.0) for user, account, jobs, hours in rows]
-
-    def gpu_hours_by_job(
-        self, begin: float, end: float, now: float, most: int, only: JobsOf | None = None
-    ) -> list[GpuHours]:
-        """GPU hours of the jobs with most of them within a window; with ``only``, of these jobs alone."""
-        condition = ""
-        parameters: dict[str, Any] = {"begin": begin, "end": end, "now": now, "most": most}
-        if only is not None:
-            condition = (
-                "WHERE jobs.user IN (SELECT value FROM json_each(:users)) "
-                "OR jobs.account IN (SELECT value FROM json_each(:accounts))"
-            )
-            parameters |= {"users": as_json(only.users), "accounts": as_json(only.accounts)}
-        rows = self._rows(
-            "SELECT jobs.user, jobs.account, held.gpu_seconds / 3600.0, jobs.uid, jobs.slurm_job_id, jobs.name "  # noqa: S608  constants
-            f"FROM ({_GPU_SECONDS}) AS held CROSS JOIN jobs ON jobs.uid = held.uid {condition} "
-            "ORDER BY held.gpu_seconds DESC, jobs.uid LIMIT :most",
-            parameters,
-        )
-        return [
-            GpuHours(user, account, 1, hours or 0.0, uid, slurm_job_id, name)
-            for user, account, hours, uid, slurm_job_id, name in rows
-        ]
 
     def round_of(self, number: int) -> RoundRecord | None:
         """The round of a number; None where the store has none."""

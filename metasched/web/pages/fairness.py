@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,7 @@ from starlette.routing import Route
 
 from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.store import Store
-from metasched.store.window_queries import GpuHours, JobsOf
+from metasched.store.gpu_hours import GpuHours, JobsOf
 from metasched.web import query
 from metasched.web.access import Viewer
 from metasched.web.site import API, Page, Site, View, json_response, site_of
@@ -84,13 +83,14 @@ def read_fairness(request: Request, site: Site, view: View) -> FairnessTable:
     viewer = view.viewer
     only = None if _sees_all(viewer) else JobsOf([viewer.user], sorted(viewer.accounts))
     with site.database.reading() as store:
-        each = visible(store.gpu_hours_by_user(window.begin, window.end, view.now), viewer)
+        whole = store.gpu_hours_by_user(window.begin, window.end, view.now)
+        each = visible(whole, viewer)
         total = sum(row.gpu_hours for row in each)
         if by == "job":
             found = store.gpu_hours_by_job(window.begin, window.end, view.now, ROWS, only)
             rows = [_job_row(row, total, _rho_of_job(store, row, view)) for row in found]
         else:
-            rho = _rho_by(store, by, window, viewer)
+            rho = _rho_by(by, whole, viewer)
             estimates = _estimates_by(by, window, view)
             held = grouped(each, by)
             names = dict.fromkeys((*held, *estimates))
@@ -133,27 +133,27 @@ def _part(hours: float, total: float) -> float:
     return round(min(100.0, 100 * hours / total), 1) if total > 0 else 0.0
 
 
-def _rho_by(store: Store, by: str, window: Window, viewer: Viewer) -> Mapping[str | None, Rho]:
+def _rho_by(by: str, rows: Sequence[GpuHours], viewer: Viewer) -> Mapping[str | None, Rho]:
     """Rho of the users or accounts that the viewer may see, by name, of the jobs that ended in the window."""
-    group: Literal["user", "account"] = "user" if by == "user" else "account"
-    return {
-        one.name: Rho(one.rho_mean, one.rho_worst, one.rated)
-        for one in store.fairness_by(group, since=window.begin, until=window.end)
-        if one.rho_mean is not None and one.rho_worst is not None and _may_see_sum(viewer, group, one.name)
-    }
+    found = {}
+    for name, members in grouped(rows, by).items():
+        sums = [row.rho for row in members if row.rho is not None]
+        if sums and _may_see_sum(viewer, by, name):
+            rated = sum(one.rated for one in sums)
+            found[name] = Rho(sum(one.total for one in sums) / rated, max(one.worst for one in sums), rated)
+    return found
 
 
 def _estimates_by(by: str, window: Window, view: View) -> Mapping[str | None, Rho]:
     """Estimated rho of the live jobs of the users or accounts that the viewer may see, by name."""
-    group: Literal["user", "account"] = "user" if by == "user" else "account"
     found: dict[str | None, list[float]] = {}
     for job in view.publication.jobs.values() if window.is_latest else ():
         if job.finished is None and job.rho is not None:
-            found.setdefault(job.user if group == "user" else job.account, []).append(job.rho)
+            found.setdefault(job.user if by == "user" else job.account, []).append(job.rho)
     return {
         name: Rho(fmean(values), max(values), len(values))
         for name, values in found.items()
-        if _may_see_sum(view.viewer, group, name)
+        if _may_see_sum(view.viewer, by, name)
     }
 
 

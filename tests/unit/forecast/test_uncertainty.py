@@ -108,9 +108,9 @@ def test_jobs_of_a_mixed_burst_do_not():
 def test_jobs_of_a_burst_take_as_long_as_those_that_have_ended():
     """A job whose neighbours have taken 500 s is expected to take as long."""
     past = [one for n in range(5) for one in burst(*[100.0] * 4, at=9000.0 * n)]
-    mates = burst(500.0, 510.0, at=9e4)
+    members = burst(500.0, 510.0, at=9e4)
     job = EarlierJob(builders.job("next", submitted=9e4 + 5, user="ann"), 0.0, ended=False)
-    assert share(draws(job.job, EarlierJobs([*past, *mates, job], 0.0, 9e4)), 350.0, 700.0) > 0.8
+    assert share(draws(job.job, EarlierJobs([*past, *members, job], 0.0, 9e4)), 350.0, 700.0) > 0.8
 
 
 def test_declared_work_varies_by_the_error_of_speeds():

@@ -6,6 +6,8 @@ import pytest
 
 from metasched.configuration.config import ConfigError, load
 from metasched.core.policy import Policy, PolicyState, installed_policies
+from metasched.forecast.what_if_result import WhatIfTask
+from metasched.forecast.what_if_run import what_if
 from metasched.replay.replay import replay
 from metasched.shadow.__main__ import ShadowWork
 from metasched.shadow.result_file import decode_shadows
@@ -112,10 +114,11 @@ def test_a_simulation_that_takes_too_long_is_left_out(site):
     assert "takes more than" in found.error
 
 
-def test_the_live_decisions_are_the_same_with_shadows(tmp_path):
-    """The same history gives the same targets and reasons, and its replay is the same, with and without shadows."""
+def test_the_live_decisions_are_the_same_with_shadows_and_what_ifs(tmp_path):
+    """The same history gives the same targets and reasons, and the same replay, with and without both of them."""
+    simulation = {"round_seconds": 10.0, "start_seconds": 1.0, "restart_seconds": 1.0}
 
-    def history(name, *, shadowed):
+    def history(name, *, watched):
         base = tmp_path / name
         base.mkdir()
         site = FakeSite(base, FakeSlurm([FakeNode("n1", gpus=4, cpus=16)]), policy="las")
@@ -124,8 +127,10 @@ def test_the_live_decisions_are_the_same_with_shadows(tmp_path):
         for _ in range(4):
             site.add("--gres=gpu:2")
             site.run(12)
-            if shadowed:
+            if watched:
                 site.store.commit_shadows(records(site, made))
+                task = WhatIfTask(str(site.store.path), "", ("srtf",), "ann", site.slurm.now, simulation, 100)
+                assert what_if(task).round == site.controller.round_number
             order = {job.uid: n for n, job in enumerate(site.store.live_jobs())}
             decided = site.store.decisions_of(site.controller.round_number)
             found.append(sorted((order[one.uid], one.granted, one.reason.code) for one in decided))
@@ -135,7 +140,7 @@ def test_the_live_decisions_are_the_same_with_shadows(tmp_path):
         site.close()
         return found
 
-    assert history("with", shadowed=True) == history("without", shadowed=False)
+    assert history("with", watched=True) == history("without", watched=False)
 
 
 @pytest.mark.parametrize(

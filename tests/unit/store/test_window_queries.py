@@ -7,7 +7,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
 from metasched.store import EndCause, JobRecord, RunRecord, Store
-from metasched.store.window_queries import JobsOf, RunSpan
+from metasched.store.window_queries import RunSpan
 from tests.query_plans import calls, scans
 
 NOW = 1_700_000_000.0
@@ -64,26 +64,11 @@ def test_the_longest_runs_of_the_window_remain_under_a_limit(store):
 
 
 def test_imported_jobs_are_left_out(store):
-    """Runs of Slurm's accounting are neither in timelines nor in GPU hours."""
+    """Runs of Slurm's accounting are not in timelines."""
     job = JobRecord(uid="sacct:1", slurm_job_id="1", name="old", user="ann", submitted=0.0, finished=150.0, run=1)
     run = RunRecord(uid=job.uid, run=1, placement=TWO, started=110.0, ended=150.0, cause=EndCause.FINISHED)
     store.import_job(job, [run])
     assert store.runs_between(100, 200, 1000, 10).runs == ()
-    assert store.gpu_hours_by_user(100, 200, 1000) == []
-
-
-def test_gpu_hours_count_the_part_within_the_window(store):
-    """GPU hours are GPUs times hours held within the window, by user and by job; suspended time is left out."""
-    hour = 3600.0
-    a_run(store, "a", (0, 2 * hour), TWO)
-    a_run(store, "b", (1.5 * hour, None), FOUR, user="bob")
-    (ann, bob) = sorted(store.gpu_hours_by_user(hour, 3 * hour, 2 * hour), key=lambda row: row.user)
-    assert (ann.user, ann.account, ann.jobs, ann.gpu_hours) == ("ann", "lab", 1, pytest.approx(2.0))
-    assert (bob.user, bob.gpu_hours) == ("bob", pytest.approx(2.0))
-    store.run_suspended("b", 1, 1.75 * hour, by_us=True)
-    jobs = store.gpu_hours_by_job(hour, 3 * hour, 2 * hour, 10)
-    assert [(job.uid, job.gpu_hours) for job in jobs] == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0))]
-    assert [job.name for job in store.gpu_hours_by_job(hour, 3 * hour, 2 * hour, 10, JobsOf(["bob"]))] == ["name of b"]
 
 
 def test_rounds_are_found_by_time_and_by_neighbour(site):

@@ -203,7 +203,7 @@ def test_one_what_if_runs_at_a_time(history, state, monkeypatch):
         assert refused.status_code == 409
         assert "A what-if of root runs already" in refused.text
     finally:
-        started[0].kill()
+        started[0][0].kill()
     ended(client)
     assert len(started) == 1
 
