@@ -110,7 +110,8 @@ class Tally:
     @property
     def width(self) -> str:
         """The median width of the ranges, and the median time from the forecast to the truth, in minutes."""
-        return " of ".join(f"{median(each) / 60:.0f}" for each in (self.widths, self.ahead)) if self.widths else ""
+        minutes = [median(each) / 60 for each in (self.widths, self.ahead) if each]
+        return " of ".join(f"{each:.{0 if each >= 10 else 1}f}" for each in minutes)  # noqa: PLR2004  two digits
 
     @property
     def share(self) -> float | None:
