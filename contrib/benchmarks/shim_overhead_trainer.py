@@ -189,10 +189,11 @@ def time_noise(result: Path, seconds: float, blocks: int, name: str, parameters:
     optimizer = kinds[name](model.parameters(), lr=1e-4)  # type: ignore[call-arg]
     work = adaptive_steps(ctx, products_of(seconds), optimizer, model)
     measured(work, MEASURE_EVERY)
-    noise = ctx._adaptation and ctx._adaptation._noise  # noqa: SLF001  the shim has no option that turns it off
+    adaptation = ctx._position.adaptation  # noqa: SLF001
+    noise = adaptation and adaptation._noise  # noqa: SLF001  the shim has no option that turns it off
     if noise is None:
         raise SystemExit("the gradient noise is not measured")
-    spent = SpentTime(noise, "begin_pass", "_norms_of", "end_pass", "finish_step")
+    spent = SpentTime(noise, "begin_pass", "_measure_pending", "end_pass", "finish_step")
     found: dict[str, list[float]] = {"steps": [], "noise": []}
     for _ in range(blocks):
         before = spent.seconds
@@ -266,7 +267,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
         next(steps)
         dist.barrier()
         started = time.perf_counter()
-        ctx._checkpointing.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
+        ctx._checkpointing.save_for_stop(ctx._position.progress)  # noqa: SLF001  a stop would end the process
         dist.barrier()
         return time.perf_counter() - started
 
