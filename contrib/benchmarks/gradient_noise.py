@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from contrib.benchmarks import common
+from contrib.benchmarks.shim_overhead_trainer import NOISE_METHODS, SpentTime
 from trainer_shim.adaptive_batch.gradient_noise import MEASURE_EVERY, GradientNoise, NoiseMeasurement
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.plan_switch import PlanSwitch
@@ -119,6 +120,18 @@ def seconds_of_block(training: Training) -> float:
     return time.perf_counter() - started
 
 
+def host_seconds(optimizer: str, max_per_gpu: int, blocks: int) -> float:
+    """Return the seconds of the host that a measurement takes, without the wait for the GPU."""
+    training = Training(optimizer, max_per_gpu, None)
+    training.run_block()
+    spent = SpentTime(training.noises[0], *NOISE_METHODS, clock=time.perf_counter)
+    for _ in range(blocks * MEASURE_EVERY):
+        training.compute_gradients()
+        torch.cuda.synchronize()
+        training.finish_step()
+    return spent.seconds / blocks
+
+
 def peak_bytes(optimizer: str, max_per_gpu: int, *batch_bytes: int | None) -> int:
     """Return the most memory that a training of two blocks uses; the arguments are those of `Training`."""
     torch.cuda.synchronize()
@@ -136,7 +149,13 @@ def measure(optimizer: str, max_per_gpu: int, pairs: int) -> dict[str, float]:
     plain, measured = Training(optimizer, max_per_gpu), Training(optimizer, max_per_gpu, None)
     for training in (plain, measured):
         training.run_block()  # chooses kernels
-    times = [(seconds_of_block(plain), seconds_of_block(measured)) for _ in range(pairs)]
+    times: list[tuple[float, float]] = []
+    for pair in range(pairs):  # in alternating order
+        if pair % 2:
+            after = seconds_of_block(measured)
+            times.append((seconds_of_block(plain), after))
+        else:
+            times.append((seconds_of_block(plain), seconds_of_block(measured)))
     del plain, measured
     ratios = [after / before - 1 for before, after in times]
     memory = peak_bytes(optimizer, max_per_gpu, None) - peak_bytes(optimizer, max_per_gpu)
@@ -145,6 +164,7 @@ def measure(optimizer: str, max_per_gpu: int, pairs: int) -> dict[str, float]:
         "measured_ms": 1000 * statistics.median(after for _, after in times) / MEASURE_EVERY,
         "percent": 100 * statistics.median(ratios),
         "error_percent": 100 * MEDIAN_ERROR * statistics.stdev(ratios) / len(ratios) ** 0.5,
+        "host_ms": 1000 * host_seconds(optimizer, max_per_gpu, max(pairs // 4, 1)),
         "megabytes": memory / 1e6,
     }
 
@@ -175,8 +195,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("there is no GPU here")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.pairs} pairs of {MEASURE_EVERY} steps")
-    print("| optimizer | noise | plain, ms | measured, ms | more | random error | MB more |")
-    print("|---|---|---|---|---|---|---|")
+    print("| optimizer | noise | plain, ms | measured, ms | more | random error | host, ms | MB more |")
+    print("|---|---|---|---|---|---|---|---|")
     result: list[dict[str, Any]] = []
     for name in options.only:
         for words, max_per_gpu in PASSES.items():
@@ -184,7 +204,8 @@ def main(given: Sequence[str] | None = None) -> int:
             result.append({"optimizer": name, "noise": words, **found})
             milliseconds = f"{found['plain_ms']:.2f} | {found['measured_ms']:.2f}"
             percent = f"{found['percent']:+.2f} % | {found['error_percent']:.2f} %"
-            print(f"| {name} | {words} | {milliseconds} | {percent} | {found['megabytes']:.0f} |", flush=True)
+            costs = f"{found['host_ms']:.2f} | {found['megabytes']:.0f}"
+            print(f"| {name} | {words} | {milliseconds} | {percent} | {costs} |", flush=True)
     if options.profile:
         for name in options.only:
             for max_per_gpu in PASSES.values():

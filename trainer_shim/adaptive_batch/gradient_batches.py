@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Callable
 
 import torch
+from torch._utils import _flatten_dense_tensors  # the host is faster by it than by a loop over the tensors
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 BATCH_BYTES = 2**24
-"""The most bytes of a batch of several gradients: they are copied, and some passes keep them alive until then."""
+"""The most bytes of a batch of several gradients in a backward pass, which keeps them alive beside its activations."""
+STEP_FACTOR = 4
+"""The factor on the bytes of a batch after the passes of a step, whose activations are freed by then."""
 
 
 def size_in_bytes(tensor: torch.Tensor) -> int:
@@ -45,5 +48,5 @@ def batches(
 
 def join(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Return the elements of all tensors as one tensor of a dtype; a single tensor of that dtype itself."""
-    whole = tensors[0] if len(tensors) == 1 else torch.cat([each.reshape(-1) for each in tensors])
+    whole = tensors[0] if len(tensors) == 1 else _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
     return whole.to(dtype)

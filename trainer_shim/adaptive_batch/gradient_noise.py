@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
 
-from trainer_shim.adaptive_batch.gradient_batches import BATCH_BYTES, batches, join, size_in_bytes
+from trainer_shim.adaptive_batch.gradient_batches import BATCH_BYTES, STEP_FACTOR, batches, join, size_in_bytes
 from trainer_shim.adaptive_batch.preconditioner import Preconditioner, known_optimizers, unknown_optimizers
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class GradientNoise:
         by_steps: whether two steps in a row are compared at every number of ranks and micro-batches, which makes the
             measurement the same for all of them.
         every: the steps between two measurements.
-        batch_bytes: the most bytes of gradients that are measured as one tensor; by default 0 on a CPU, so that each
-            parameter is measured by itself, and BATCH_BYTES on a GPU.
+        batch_bytes: the most bytes of gradients that are measured as one tensor in a backward pass; by default 0 on a
+            CPU, so that each parameter is measured by itself, and BATCH_BYTES on a GPU.
 
     Attributes:
         device: the device of the parameters.
@@ -160,6 +160,7 @@ class GradientNoise:
         self._pending_bytes = 0
         self._norms: list[torch.Tensor] = []
         self._rates: list[float] = []  # the learning rates of the groups, relative to the highest
+        self._keys: list[tuple[int, float | None]] | None = None  # of parameters: group, steps; read in measured steps
         self._invalid = False
         self._weighted_squares: torch.Tensor | None = None
         self._mean_square: torch.Tensor | None = None
@@ -190,6 +191,7 @@ class GradientNoise:
         if self._measured and not single and micro.samples > 0:
             self._add_hooks()
 
+    @torch.no_grad()
     def end_pass(self, scale: torch.Tensor | None) -> None:
         """End a backward pass; after the last one of a step its gradients are whole, and neither unscaled nor clipped.
 
@@ -199,7 +201,8 @@ class GradientNoise:
         micro = self._micro
         if micro is None:
             return
-        self._measure_pending()
+        if self._pending:
+            self._measure_pending()
         if self._norms:
             own = _sum_of_squares(self._norms, scale) * (micro.samples / micro.global_samples / micro.weight**2)
             self._weighted_squares = own if self._weighted_squares is None else self._weighted_squares + own
@@ -242,6 +245,7 @@ class GradientNoise:
         self._measured = self._measures(step)
         self._micro = None
         self._micro_batches = 0
+        self._keys = None
         self._invalid = False
         self._weighted_squares = self._mean_square = self._product = self._difference_square = None
         self._difference_weight = 0.0
@@ -272,42 +276,47 @@ class GradientNoise:
             if number in self._seen:  # a second backward pass: the gradients of the micro-batch are a sum of both
                 self._invalid = True
             self._seen.add(number)
-            self._pending.append((number, gradient.detach()))
+            self._pending.append((number, gradient))
             self._pending_bytes += size_in_bytes(gradient)
             if self._pending_bytes > self._batch_bytes:
                 self._measure_pending()
 
         return collect
 
+    @torch.no_grad()
     def _measure_pending(self) -> None:
-        self._norms += self._norms_of(self._pending)
+        self._norms += self._norms_of(self._pending, self._batch_bytes)
         self._pending.clear()
         self._pending_bytes = 0
 
-    def _norms_of(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+    def _norms_of(self, gradients: Sequence[tuple[int, torch.Tensor]], limit: int) -> list[torch.Tensor]:
         """Return norms of P times gradients, given with the parameters' numbers; none of those whose P is not known."""
         norms = []
-        for numbers, members in self._batches(gradients):
+        for numbers, members in self._batches(gradients, limit):
             (whole,), weight = self._preconditioned(numbers, [join(members, self._dtype)])
-            norms.append(torch.linalg.vector_norm(whole) * weight)
+            norms.append(_weighted(torch.linalg.vector_norm(whole), weight))
         return norms
 
-    def _batches(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
-        """Yield batches of gradients of parameters with one preconditioner; none of those that cannot be measured."""
+    def _batches(
+        self, gradients: Sequence[tuple[int, torch.Tensor]], limit: int
+    ) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+        """Yield batches of gradients of parameters with one preconditioner, of so many bytes at most.
 
-        def key(number: int) -> tuple[int, float | None]:
-            group = self._group_numbers[number]
-            return group, self._preconditioners[group].steps(self._parameters[number])
-
-        known = [each for each in gradients if self._measurable(*each)]
-        return batches(known, key, self._batch_bytes)
-
-    def _measurable(self, number: int, gradient: torch.Tensor) -> bool:
-        """Return whether a parameter's P g can be computed; where it cannot, the step has no measurement."""
-        preconditioner = self._preconditioners[self._group_numbers[number]]
-        known = gradient.layout is torch.strided and preconditioner.ready([self._parameters[number]])
-        self._invalid |= not known
-        return known
+        The step has no measurement where one of the gradients is sparse, or its preconditioner is not known.
+        """
+        if self._keys is None:
+            self._keys = [
+                (group, self._preconditioners[group].steps(parameter))
+                for group, parameter in zip(self._group_numbers, self._parameters)
+            ]
+        keys = self._keys
+        known = [
+            (number, gradient)
+            for number, gradient in gradients
+            if gradient.layout is torch.strided and keys[number][1] is not None
+        ]
+        self._invalid |= len(known) < len(gradients)
+        return batches(known, keys.__getitem__, limit)
 
     def _preconditioned(
         self, numbers: Sequence[int], gradients: Sequence[torch.Tensor]
@@ -338,11 +347,11 @@ class GradientNoise:
     def _gradients(self, numbers: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
         """Return the whole gradients of those of the parameters that have one, with the parameters' numbers."""
         found = [(number, self._parameters[number].grad) for number in numbers]
-        return [(number, gradient.detach()) for number, gradient in found if gradient is not None]
+        return [(number, gradient) for number, gradient in found if gradient is not None]
 
     def _measure_mean(self, scale: torch.Tensor | None) -> None:
         """Measure this rank's share of the mean gradient, which is the same on all ranks."""
-        norms = self._norms_of(self._gradients(self._share))
+        norms = self._norms_of(self._gradients(self._share), STEP_FACTOR * self._batch_bytes)
         if norms:
             self._mean_square = _sum_of_squares(norms, scale)
         elif any(each.grad is not None for each in self._parameters):  # all of them in other ranks' shares
@@ -354,7 +363,7 @@ class GradientNoise:
             return
         gradients = self._gradients(range(len(self._parameters)))
         strided = [(number, each) for number, each in gradients if each.layout is torch.strided]
-        for numbers, members in batches(strided, lambda _: None, self._batch_bytes):
+        for numbers, members in batches(strided, lambda _: None, STEP_FACTOR * self._batch_bytes):
             for number, gradient in zip(numbers, members):
                 if number not in self._copies:
                     self._copies[number] = torch.empty_like(gradient)
@@ -370,12 +379,13 @@ class GradientNoise:
             return
         gradients = self._gradients(range(len(self._parameters)))
         products, norms = [], []
-        for numbers, members in self._batches(each for each in gradients if each[0] in earlier.gradients):
+        compared = [each for each in gradients if each[0] in earlier.gradients]
+        for numbers, members in self._batches(compared, STEP_FACTOR * self._batch_bytes):
             before = [earlier.gradients[number] for number in numbers]
             joined = [_unscaled(join(before, self._dtype), earlier.scale), _unscaled(join(members, self._dtype), scale)]
             (other, one), weight = self._preconditioned(numbers, joined)
-            products.append(torch.dot(one.flatten(), other.flatten()) * weight**2)
-            norms.append(torch.linalg.vector_norm(other.sub_(one)) * weight)
+            products.append(_weighted(torch.dot(one.flatten(), other.flatten()), weight**2))
+            norms.append(_weighted(torch.linalg.vector_norm(other.sub_(one)), weight))
         if products:
             self._product = torch.stack(products).double().sum()
             self._difference_square = _sum_of_squares(norms, None)
@@ -425,6 +435,11 @@ def unmeasurable(
     if ranks > 1 and not exchanged:
         return "no tracked model exchanges gradients: use ctx.wrap(model)"
     return None
+
+
+def _weighted(value: torch.Tensor, weight: float) -> torch.Tensor:
+    """Return a value times a weight; a GPU's host launches no kernel for a weight of 1."""
+    return value if weight == 1 else value * weight
 
 
 def _unscaled(gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

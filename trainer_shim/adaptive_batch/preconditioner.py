@@ -74,17 +74,17 @@ class Preconditioner:
         """Whether P is the identity."""
         return self._root_mean_square is None
 
-    def ready(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Return whether the optimizer has the states that the preconditioner needs; after its first step."""
-        return self.is_identity or all(self._optimizer.state.get(each) for each in parameters)
-
     def steps(self, parameter: torch.Tensor) -> float | None:
-        """Return the steps of a parameter, by which the bias of Adam's averages is corrected.
+        """Return the steps by which the bias of a parameter's averages is corrected, None before its first step.
 
-        None where no bias is corrected, and where the steps are on a GPU, for which the host would have to wait.
+        0 where no bias is corrected, and where the steps are on a GPU, for which the host would have to wait.
         """
-        steps = self._optimizer.state.get(parameter, {}).get("step") if self._corrects_bias else None
-        return None if steps is None or _is_on_gpu(steps) else float(steps)
+        if self._root_mean_square is None:
+            return 0.0
+        state = self._optimizer.state.get(parameter)
+        if not state:
+            return None
+        return 0.0 if not self._corrects_bias or _is_on_gpu(state["step"]) else float(state["step"])
 
     def apply(
         self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], out: torch.Tensor | None = None
