@@ -5,6 +5,7 @@ See docs/researcher/BENCHMARKS.md.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import time
@@ -134,6 +135,7 @@ def host_seconds(optimizer: str, max_per_gpu: int, blocks: int) -> float:
 
 def peak_bytes(optimizer: str, max_per_gpu: int, *batch_bytes: int | None) -> int:
     """Return the most memory that a training of two blocks uses; the arguments are those of `Training`."""
+    gc.collect()  # what an earlier training has left
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     training = Training(optimizer, max_per_gpu, *batch_bytes)
