@@ -11,6 +11,7 @@ from metasched.api.policy_choice import PolicyChoice, label, resolve
 from metasched.api.table import Table
 from metasched.configuration.command_paths import CommandPaths
 from metasched.core.policy import installed_policies
+from metasched.simulator.live_settings import START_SECONDS, live_settings
 
 if TYPE_CHECKING:  # importing the daemon takes long
     from metasched.core.model import PlannedRun
@@ -82,7 +83,7 @@ def what_if(
     config: str | Path | None = None,
     assume_hours: float = 4.0,
     speed_up: float = 0.9,
-    restart_seconds: float = 60.0,
+    restart_seconds: float = START_SECONDS,
     progress: Callable[[int, int], object] | None = None,
 ) -> WhatIf:
     """Simulate the present queue and cluster from now on, under the configured policy and under others.
@@ -115,12 +116,7 @@ def what_if(
         snapshot = controller.current_snapshot(fits_iterations=True)
         schedule = controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
-        settings = Settings(
-            round_seconds=schedule.round_seconds,
-            min_round_seconds=schedule.min_round_seconds,
-            start_seconds=restart_seconds,
-            restart_seconds=restart_seconds,
-        )
+        settings = Settings(**live_settings(schedule.round_seconds, schedule.min_round_seconds, restart_seconds))
         current = f"{controller.policy.name} (now)"
         compared = {current: controller.policy, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}

@@ -13,6 +13,7 @@ from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
 from metasched.presentation.formatting import duration, planned_text
+from metasched.simulator.live_settings import START_SECONDS
 
 if TYPE_CHECKING:
     from metasched.core.model import PlannedRun
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--restart-seconds",
-    default=60.0,
+    default=START_SECONDS,
     show_default=True,
     type=click.FloatRange(min=0),
     help="From getting its GPUs to a job's first step, where no restart was measured.",
