@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 START_SECONDS = 60.0
 """From getting its GPUs to a job's first step, where no restart was measured."""
@@ -10,7 +11,7 @@ START_SECONDS = 60.0
 
 def live_settings(
     round_seconds: float, min_round_seconds: float, start_seconds: float = START_SECONDS
-) -> Mapping[str, float]:
+) -> Mapping[str, Any]:
     """Return the arguments of ``metasched.simulator.records.Settings``, as another process can be told them.
 
     Args:
