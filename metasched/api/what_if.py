@@ -52,13 +52,24 @@ class WhatIf:
     def row(self, one: Forecast) -> dict[str, Any]:
         """Return a job's columns as plain values."""
         planned = self.planned.get(one.job.uid)
+        idle = self.idle_gpu_hours(one)
         return {
             **named(one),
             **{f"ends {name}": end for name, end in one.ends.items()},
             **{f"preemptions {name}": count for name, count in one.preemptions.items()},
+            **{f"gpu_hours {name}": seconds / 3600 for name, seconds in one.gpu_seconds.items()},
+            **{f"idle_gpu_hours {name}": None if idle is None else idle[name] for name in one.gpu_seconds},
             "planned": None if planned is None else asdict(planned),
             "gpu_use": None if (use := self.gpu_use.get(one.job.uid)) is None else asdict(use),
         }
+
+    def idle_gpu_hours(self, one: Forecast) -> Mapping[str, float] | None:
+        """Return the GPU-hours from now on in which GPUs of a job are idle, by policy, if it uses them as measured.
+
+        None where its use was not imported.
+        """
+        use = self.gpu_use.get(one.job.uid)
+        return None if use is None else {name: use.idle * held / 3600 for name, held in one.gpu_seconds.items()}
 
     def _repr_html_(self) -> str:
         """Return the jobs as an HTML table, for notebooks."""

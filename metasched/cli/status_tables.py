@@ -65,7 +65,8 @@ def overview(status: Status, now: float, limit: int, *, every_node: bool = False
     else:
         parts.append(Text("no jobs of metasched wait or run"))
     if len(status.jobs) > limit:
-        parts.append(Text(f"and {len(status.jobs) - limit} more"))
+        rest = _by_state(status.jobs[limit:])
+        parts.append(Text(f"and {len(status.jobs) - limit} more ({rest}); see --me, --state, --limit or --summary"))
     if status.apps:
         parts += [Text(), apps_table(status.apps[:limit])]
         if len(status.apps) > limit:
@@ -90,15 +91,20 @@ def summary(status: Status, now: float) -> RenderableType:
         closed = [node.name for node in same if not node.accepts]
         total, used = sum(node.gpus for node in same), sum(node.gpus_used for node in same)
         row(gpus, gpu_type, len(same), total, used, free, hosts_text(closed, _HOSTS_WIDTH))
-    states = Counter(job.status for job in status.jobs)
-    told = ", ".join(f"{count} {clean(state)}" for state, count in states.most_common()) or "none"
-    parts: list[RenderableType] = [headline(status, now), Text(), gpus, Text(), Text(f"Live jobs: {told}")]
+    told = Text(f"Live jobs: {_by_state(status.jobs) or 'none'}")
+    parts: list[RenderableType] = [headline(status, now), Text(), gpus, Text(), told]
     waiting = Counter(job.reason_code for job in status.jobs if job.status in WAITING)
     if waiting:
-        told = ", ".join(f"{count} {clean(code)}" for code, count in waiting.most_common(_SUMMARY_ROWS))
-        parts.append(Text(f"Waiting, by reason: {told}"))
+        codes = ", ".join(f"{count} {clean(code)}" for code, count in waiting.most_common(_SUMMARY_ROWS))
+        parts.append(Text(f"Waiting, by reason: {codes}"))
     parts += [Text(), _users_table(status.jobs)] if status.jobs else []
     return Group(*parts)
+
+
+def _by_state(jobs: Sequence[JobStatus]) -> str:
+    """Return the numbers of jobs by state, such as ``30 held, 2 running``."""
+    states = Counter(job.status for job in jobs)
+    return ", ".join(f"{count} {clean(state)}" for state, count in states.most_common())
 
 
 def _users_table(jobs: Sequence[JobStatus]) -> Table:

@@ -138,7 +138,7 @@ def test_status_of_a_long_queue_is_short(show):
     )
     assert "resnet" in output
     assert len([line for line in output.splitlines() if "bert" in line]) == 2
-    assert "and 8 more" in output
+    assert "and 8 more (8 held)" in output
 
 
 def test_status_selects_by_state_account_and_caller(show, monkeypatch):
@@ -717,4 +717,5 @@ def test_shells_complete_policies_and_own_jobs(tmp_path, monkeypatch):
     assert offered(["explain"], "") == ["12"]
     assert offered(["explain"], "res") == ["resnet"]
     assert offered(["explain"], "be") == []
+    assert offered(["status", "--state"], "r") == ["running"]
     assert offered(["compare", "--policy"], "gandiva_") == ["gandiva_apps", "gandiva_fair"]
