@@ -114,8 +114,8 @@ def command(
         lost = sum(name in one.ended for one in rows)
         by_tuners = f", {lost} ended by tuners" if lost else ""
         never = len(rows) - len(known) - lost
-        ends = f"{counted(never, 'job')} never {'ends' if never == 1 else 'end'}"
-        click.echo(f"{name}: mean JCT {mean}, {counted(stops, 'preemption')}{by_tuners}, {ends}")
+        endless = f"{counted(never, 'job')} never {'ends' if never == 1 else 'end'}"
+        click.echo(f"{name}: mean JCT {mean}, {counted(stops, 'preemption')}{by_tuners}, {endless}")
     if uses:
         _print_idle(found)
     if found.gpu_use_of_all is not None:
@@ -143,8 +143,8 @@ def _print_idle(found: WhatIf) -> None:
             click.echo(f"and {len(idlers) - _IDLERS} more")
     for name in names:
         total = sum(one.gpu_seconds[name] for one, _ in hours) / 3600
-        idle = sum(idle[name] for _, idle in hours)
-        click.echo(f"{name}: {idle:.1f} of the {total:.1f} GPU hours of {counted(len(hours), 'measured job')} are idle")
+        lost = sum(idle[name] for _, idle in hours)
+        click.echo(f"{name}: {lost:.1f} of the {total:.1f} GPU hours of {counted(len(hours), 'measured job')} are idle")
 
 
 def _use_text(use: GpuUse | None) -> str:
