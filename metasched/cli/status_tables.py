@@ -6,7 +6,7 @@ The values of a new column come from `shared_dir/published_status.py`, which `da
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -247,17 +247,23 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Return the table of live jobs; place, batch, speed-up and planned run have a column where any job has them."""
+    """Return the table of live jobs; a column without any content is left out."""
+
+    def filled(columns: Mapping[str, Callable[[JobStatus], str]]) -> dict[str, Callable[[JobStatus], str]]:
+        return {name: text for name, text in columns.items() if any(map(text, jobs))}
+
     numbers = ("WAITED", "RAN", "RUNS")
-    optional: dict[str, Callable[[JobStatus], str]] = {
-        "PLACE": lambda job: "" if job.place is None else str(job.place),
-        "BATCH": batch_text,
-        "SPEED-UP": speed_up_text,
-        "PLANNED": lambda job: planned_text(job.planned, now),
-        "EXPECTED": lambda job: expected_text(job.forecast, now),
-    }
-    shown = {name: text for name, text in optional.items() if any(map(text, jobs))}
-    headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")
+    shown = filled(
+        {
+            "PLACE": lambda job: "" if job.place is None else str(job.place),
+            "BATCH": batch_text,
+            "SPEED-UP": speed_up_text,
+            "PLANNED": lambda job: planned_text(job.planned, now),
+            "EXPECTED": lambda job: expected_text(job, now),
+        }
+    )
+    last = filled({"PROGRESS": progress_text})
+    headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, *last, "REASON")
     made = table(*headings, right=(*shown, *numbers))
     for job in jobs:
         row(
@@ -272,7 +278,7 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
             duration(job.waited_seconds),
             duration(job.ran_seconds),
             runs_text(job),
-            progress_text(job),
+            *(text(job) for text in last.values()),
             Text(clean(job.error), style="bold red") if job.error else job.reason,
         )
     return made
