@@ -128,7 +128,7 @@ class Intake(_Section):
 
 
 class SlurmOptions(_Section):
-    """Access to Slurm."""
+    """Access to Slurm's controller."""
 
     client: Literal["auto", "cli", "pyslurm"] = "auto"
     """``cli`` for Slurm's commands, ``pyslurm`` for writes by pyslurm, ``auto`` for pyslurm where it works."""
@@ -210,7 +210,7 @@ class PolicyChoice(_Section):
 
 
 class History(_Section):
-    """Retention of records."""
+    """Retention of records in the database."""
 
     days: _Days = 90.0
     """Days to keep details of what is over: rounds with snapshots and decisions, actions, events, and reports, which

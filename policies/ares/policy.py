@@ -43,7 +43,7 @@ NO_NODE_AGAIN = Reason(Code.NO_NODE_AGAIN)
 
 
 class AresParameters(PolicyParameters):
-    """Parameters of Ares."""
+    """Parameters of the policy Ares."""
 
     alpha: float = Field(default=0.75, gt=0, le=1)
     """Least fraction of its speed that each GPU of a job retains when the job has more GPUs than requested."""

@@ -66,7 +66,7 @@ GROUP_RATIO = 4.0
 
 
 class AlloXParameters(TimeShareParameters):
-    """Parameters of AlloX."""
+    """Parameters of the policy AlloX."""
 
     alpha: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than machines. 1.0

@@ -11,7 +11,7 @@ from policies.baselines.gpu_allocator import allocate
 
 
 class FifoParameters(PolicyParameters):
-    """Parameters of FIFO."""
+    """Parameters of the policy FIFO."""
 
     backfill: bool = False
     """Whether later jobs may use GPUs for which an earlier job waits without being able to use them yet."""

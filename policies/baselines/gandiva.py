@@ -21,7 +21,7 @@ from metasched.time_shares.round_mechanism import Combination, TimeShares, pair_
 
 
 class GandivaParameters(TimeShareParameters):
-    """Parameters of Gandiva."""
+    """Parameters of the policy Gandiva."""
 
     least_gain: float = Field(default=1.0, ge=0)
     """A pair is kept while the speeds of both jobs, each over its speed alone, sum up to at least this, in the mean

@@ -30,7 +30,7 @@ LEAST_SERVED = Reason(Code.LEAST_SERVED_APP)
 
 
 class LasParameters(PolicyParameters):
-    """Parameters of LAS."""
+    """Parameters of the policy LAS."""
 
     queue_thresholds_gpu_seconds: tuple[float, ...] = Field(default=(3250.0,), strict=False)
     """Upper ends of all queues but the last, increasing."""

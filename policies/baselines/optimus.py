@@ -28,7 +28,7 @@ BY_APP = Reason(Code.MOST_APP_SPEED)
 
 
 class OptimusParameters(PolicyParameters):
-    """Parameters of Optimus."""
+    """Parameters of the policy Optimus."""
 
     by_app: bool = False
     """Whether each GPU goes to the app whose speed grows by the largest factor, as in Themis's comparison (NSDI 2020,

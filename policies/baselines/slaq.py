@@ -33,7 +33,7 @@ EXPONENTS = np.geomspace(0.05, 4.0, 32)
 
 
 class SlaqParameters(PolicyParameters):
-    """Parameters of SLAQ."""
+    """Parameters of the policy SLAQ."""
 
     history_weight: float = Field(default=0.9, gt=0, le=1)
     """The weight of a loss in the fit, over that of the next newer one."""

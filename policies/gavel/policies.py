@@ -136,7 +136,7 @@ class GavelPolicy(TimeSharePolicy):
 
 
 class GavelLasParameters(GavelParameters):
-    """Parameters of LAS."""
+    """Parameters of the policy LAS."""
 
     fill: bool = False
     """Whether all time shares are raised until none can grow (water filling, section 4.3), instead of the minimum first

@@ -64,7 +64,7 @@ def _exponent(given: object) -> float | str:
 
 
 class PolluxParameters(PolicyParameters):
-    """Parameters of Pollux."""
+    """Parameters of the policy Pollux."""
 
     p: Annotated[float | Literal["-inf"], PlainValidator(_exponent)] = -1.0
     """The exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness, "-inf" for the highest

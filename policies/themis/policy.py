@@ -47,7 +47,7 @@ AUCTION_PENDING = Reason(Code.AUCTION_PENDING)
 
 
 class ThemisParameters(PolicyParameters):
-    """Parameters of Themis."""
+    """Parameters of the policy Themis."""
 
     fairness: float = Field(default=0.8, gt=0, lt=1)
     """F: the fraction of the apps that do not bid, those that are best off."""
