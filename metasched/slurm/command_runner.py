@@ -65,7 +65,7 @@ def run_command(
     """
     status, output, complaint = _run(argv, timeout, env, stdin)
     if status:
-        raise error_of(label or " ".join(argv), complaint.strip() or f"exit status {status}")
+        raise _failure(label or " ".join(argv), status, complaint)
     return output, complaint
 
 
@@ -83,13 +83,23 @@ def run_for_large_output(argv: Sequence[str], *, timeout: float, env: Mapping[st
     with os.fdopen(os.memfd_create("output"), "w+b") as file:
         status, _, complaint = _run(argv, timeout, env, "", file)
         if status:
-            raise error_of(" ".join(argv), complaint.strip() or f"exit status {status}")
+            raise _failure(" ".join(argv), status, complaint)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
 def error_of(command: str, complaint: str) -> SlurmError:
     """Return the typed error for a complaint of Slurm about a command, as one line that fits a log."""
     return _error_type(complaint)(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")
+
+
+def _failure(command: str, status: int, complaint: str) -> SlurmError:
+    """Return the typed error for a command that has failed.
+
+    Slurm gives words with every refusal; `scontrol show config` has none while slurmctld is away.
+    """
+    if not complaint.strip():
+        return SlurmUnavailableError(f"{command[:300]}: exit status {status} without a message")
+    return error_of(command, complaint.strip())
 
 
 def sbatch(

@@ -276,6 +276,13 @@ def test_complaints_become_typed_errors_with_slurms_words(stand, client, complai
     assert complaint in str(caught.value)
 
 
+def test_a_failure_without_a_word_means_that_slurm_is_unavailable(stand, client):
+    """`scontrol show config` fails without a message while slurmctld is away."""
+    stand.complains("squeue", "")
+    with pytest.raises(SlurmUnavailableError, match="exit status 1 without a message"):
+        client.jobs()
+
+
 def test_a_missing_command_means_that_slurm_is_unavailable(tmp_path):
     """A missing command is a typed error, no traceback."""
     client = CommandLineClient({"PATH": str(tmp_path)})
