@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import structlog
 
 from metasched.configuration.config import Access, Config
@@ -170,7 +169,7 @@ class StatusPublisher:
         deferred: tuple[DeferredStatus, ...],
     ) -> None:
         """Write the files of jobs where they have others."""
-        snapshot, hidden = state.snapshot, state.jobs_are_private
+        snapshot, jobs, hidden = state.snapshot, state.snapshot.job, state.jobs_are_private
         decided = controller.decided
         shown = (state.version, *decided)
         was_set_back = self._last is not None and self._last.published > snapshot.now  # ages are those of then
@@ -184,7 +183,7 @@ class StatusPublisher:
         self._shown = shown
         renders_all = not self._reuses or was_set_back or hidden is not self._were_private
         known = {} if renders_all else self._rendered
-        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := snapshot.job.get(uid))}
+        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := jobs.get(uid))}
         is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
         order = tuple([job.uid for job in snapshot.jobs])
         changed = {self._rendered[uid].job.user for uid in self._rendered.keys() - state.jobs.keys()}
@@ -198,7 +197,7 @@ class StatusPublisher:
             if before is not None and is_described and before.facts == facts:
                 rendered[uid] = before
                 continue
-            job, record = snapshot.job[uid], state.jobs[uid].record
+            job, record = jobs[uid], state.jobs[uid].record
             if before is not None and is_described and ids is None:
                 after = before.decided_again(facts, _decided(job, record, controller))
             else:
@@ -206,25 +205,24 @@ class StatusPublisher:
             rendered[uid] = after
             is_public_changed = is_public_changed or before is None or after.public is not before.public
             changed.add(job.user)
-        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(snapshot.job[uid])])
+        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(jobs[uid])])
         is_order_changed = waiting != self._waiting
         self._rendered, self._decided, self._order, self._waiting = rendered, decided, order, waiting
         self._outdated.clear()
         if not (changed or is_public_changed or is_order_changed) and is_private_shown:
             return
         version = next(self._versions)
-        encoded_order = [msgspec.json.encode(uid) for uid in waiting]
         if is_public_changed or is_order_changed:
             self._public_version = version
-            jobs = () if hidden else [one.public for one in rendered.values()]
-            places = () if hidden else encoded_order
-            self._guarded(lambda: publish_jobs(self._shared, version, jobs, places))
+            shown_jobs = () if hidden else [one.public for one in rendered.values()]
+            places = () if hidden else waiting
+            self._guarded(lambda: publish_jobs(self._shared, version, shown_jobs, places))
         self._whole_version = version
         self._private.write_all(
             encode_jobs_file(
                 version,
                 [one.whole for one in rendered.values()],
-                order=encoded_order,
+                order=waiting,
                 finished=map(encode_job, finished),
                 apps=apps if hidden else (),
                 deferred=deferred if hidden else (),

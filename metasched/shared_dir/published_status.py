@@ -18,7 +18,7 @@ import gc
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -468,7 +468,7 @@ def publish(shared: Path, status: Status) -> None:
         StatusError: the shared directory cannot be written.
     """
     waiting = sorted((job for job in status.jobs if job.place is not None), key=lambda job: job.place or 0)
-    order = [msgspec.json.encode(job.uid) for job in waiting]
+    order = [job.uid for job in waiting]
     if status.jobs_are_private:
         publish_jobs(shared, status.jobs_version, (), ())
     else:
@@ -498,17 +498,17 @@ def encode_jobs_file(
     version: int,
     jobs: Iterable[bytes],
     *,
-    order: Iterable[bytes] = (),
+    order: Sequence[str] = (),
     places: Mapping[str, int] | None = None,
     finished: Iterable[bytes] = (),
     apps: Iterable[AppStatus] = (),
     deferred: Iterable[DeferredStatus] = (),
 ) -> bytes:
-    """Return the JSON of a ``JobsFile``; jobs, finished jobs and the uids of the order are encoded already."""
-    return b'{"version":%d,"jobs":[%b],"order":[%b],"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
+    """Return the JSON of a ``JobsFile``; jobs and finished jobs are encoded already."""
+    return b'{"version":%d,"jobs":[%b],"order":%b,"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
         version,
         b",".join(jobs),
-        b",".join(order),
+        msgspec.json.encode(order),
         msgspec.json.encode(places or {}),
         b",".join(finished),
         msgspec.json.encode(tuple(apps)),
@@ -516,14 +516,14 @@ def encode_jobs_file(
     )
 
 
-def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Iterable[bytes]) -> None:
+def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Sequence[str]) -> None:
     """Replace the file of the live jobs that everybody may read; the summary has to follow.
 
     Args:
         shared: the shared directory.
         version: another one than that of the file before.
         encoded: the live jobs by ``encode_job``, not whole.
-        order: the uids of the waiting jobs in their order, as JSON.
+        order: the uids of the waiting jobs in their order.
 
     Raises:
         StatusError: the shared directory cannot be written.
