@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from metasched.configuration.config import Access, Config
@@ -36,16 +37,11 @@ from metasched.shared_dir.job_reasons import reason_fields, without_other_jobs
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     AppStatus,
-    DecidedStatus,
     DeferredStatus,
     JobStatus,
     PlannedStatus,
     Status,
     StatusError,
-    decided_fields,
-    decided_of,
-    encode_decided,
-    encode_described,
     encode_job,
     encode_jobs_file,
     public_facts,
@@ -114,12 +110,11 @@ class StatusPublisher:
         )
         apps, deferred = tuple(controller.app_statuses(snapshot.jobs)), _deferred(controller)
         self._publish_jobs(controller, state, finished, apps, deferred)
-        gone = (self._pasts.keys() | self._contention_before.keys()) - state.jobs.keys()
-        if gone:
-            shown = {job.uid for job in finished}
-            self._pasts = {uid: past for uid, past in self._pasts.items() if uid not in gone or uid in shown}
-            for uid in gone:
-                self._contention_before.pop(uid, None)
+        shown = {job.uid for job in finished}
+        for uid in [uid for uid in self._pasts if uid not in state.jobs and uid not in shown]:
+            del self._pasts[uid]
+        for uid in [uid for uid in self._contention_before if uid not in state.jobs]:
+            del self._contention_before[uid]
         integrals = self._store.load_integrals(snapshot.now)
         status = Status(
             published=snapshot.now,
@@ -198,10 +193,11 @@ class StatusPublisher:
                 rendered[uid] = before
                 continue
             job, record = jobs[uid], state.jobs[uid].record
-            if before is not None and is_described and ids is None:
-                after = before.decided_again(facts, _decided(job, record, controller))
+            if before is not None and is_described:
+                shown_job = msgspec.structs.replace(before.job, **_decided(job, record, controller))
             else:
-                after = _render(self._job(job, snapshot, record, controller), facts, before, ids)
+                shown_job = self._job(job, snapshot, record, controller)
+            after = _render(shown_job, facts, before, ids)
             rendered[uid] = after
             is_public_changed = is_public_changed or before is None or after.public is not before.public
             changed.add(job.user)
@@ -372,7 +368,7 @@ class StatusPublisher:
             put_back_to=known_good_size(record) if record.put_back else None,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
             **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers
-            **decided_fields(_decided(job, record, controller)),
+            **_decided(job, record, controller),
         )
 
     def _ended_job(self, record: JobRecord) -> JobStatus:
@@ -428,10 +424,9 @@ class _RenderedJob:
 
     Attributes:
         facts: what the round decided.
-        job: its status; what was decided of it may be that of an earlier round.
+        job: its status.
         whole: JSON of the whole job.
         public: JSON of what everybody may see.
-        decided_at: where in ``whole`` and in ``public`` what was decided begins.
         own: JSON for the job's owner; None where that is the whole job.
     """
 
@@ -439,13 +434,7 @@ class _RenderedJob:
     job: JobStatus
     whole: bytes
     public: bytes
-    decided_at: tuple[int, int]
     own: bytes | None = None
-
-    def decided_again(self, facts: tuple[object, ...], decided: DecidedStatus) -> _RenderedJob:
-        """Return the job with what another round, or another forecast, says of it; only where Slurm hides no jobs."""
-        whole_at, public_at = self.decided_at
-        return _joined(facts, self.job, (self.whole[:whole_at], self.public[:public_at]), decided, self)
 
 
 def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | None, ids: _Ids | None) -> _RenderedJob:
@@ -457,43 +446,25 @@ def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | No
         before: as it was rendered before; what everybody may see is the same object where the time alone changed it.
         ids: where Slurm hides jobs, the Slurm job ids of each user's live jobs; else None.
     """
+    whole = encode_job(job)
     if ids is not None:
-        return _RenderedJob(facts, job, encode_job(job), b"", (0, 0), encode_job(_for_owner(job, ids)))
-    decided = decided_of(job)
+        return _RenderedJob(facts, job, whole, b"", encode_job(_for_owner(job, ids)))
     if before is not None and public_facts(job) == public_facts(before.job):
-        described = before.public[: before.decided_at[1]]
-    else:
-        described = encode_described(job, whole=False)
-    whole = encode_described(job)
-    return _joined(facts, job, (whole, described), decided, before)
+        return _RenderedJob(facts, job, whole, before.public)
+    public = encode_job(job, whole=False)
+    return _RenderedJob(facts, job, whole, whole if public == whole else public)
 
 
-def _joined(
-    facts: tuple[object, ...],
-    job: JobStatus,
-    described: tuple[bytes, bytes],
-    decided: DecidedStatus,
-    before: _RenderedJob | None,
-) -> _RenderedJob:
-    """Return a rendered job of its parts; equal texts are one object, and that of before where it is equal."""
-    whole, public = described[0] + encode_decided(decided), described[1] + encode_decided(decided, whole=False)
-    if before is not None and public == before.public:
-        public = before.public
-    if whole == public:
-        whole = public
-    return _RenderedJob(facts, job, whole, public, (len(described[0]), len(described[1])))
-
-
-def _decided(job: Job, record: JobRecord, controller: Controller) -> DecidedStatus:
-    """Return what the latest round and the latest forecast say of a live job."""
+def _decided(job: Job, record: JobRecord, controller: Controller) -> dict[str, Any]:
+    """Return the fields of ``JobStatus`` that the latest round and the latest forecast tell of a live job."""
     shown = job.blocked or controller.reason(job.uid)
-    return DecidedStatus(
-        reason=words(shown),
+    return {
+        "reason": words(shown),
         **reason_fields(shown),
-        batch=batch_status(job, record, *controller.batch_target(job.uid)),
-        planned=_planned(job, controller),
-        forecast=job_forecast(job.uid, controller.side_work),
-    )
+        "batch": batch_status(job, record, *controller.batch_target(job.uid)),
+        "planned": _planned(job, controller),
+        "forecast": job_forecast(job.uid, controller.side_work),
+    }
 
 
 def _ids_by_user(snapshot: Snapshot) -> _Ids:

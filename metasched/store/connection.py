@@ -152,7 +152,8 @@ class Connection:
         with _translating(path):
             self._db.execute("ATTACH ? AS other", (str(path),))
             try:
-                with self.transaction():
+                with self._db:  # commits, or rolls back
+                    self._db.execute("BEGIN")  # not IMMEDIATE, which would lock the other store, too
                     for table in (name for name in schema_version.TABLES if name != "snapshots"):
                         only = _NEWEST.get(table, "")
                         self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table} {only}")  # noqa: S608  our own names
