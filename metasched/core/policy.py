@@ -162,6 +162,7 @@ class Registry:
         Raises:
             DuplicatePolicyError: another policy has the same name.
         """
+        self._import_named(policy.name)
         if self._policies.setdefault(policy.name, policy) is not policy:
             raise DuplicatePolicyError(policy.name)
 
@@ -176,13 +177,16 @@ class Registry:
         Raises:
             UnknownPolicyError: no policy has that name.
         """
-        self._import([one for one in self._entry_points if one.name == name])
+        self._import_named(name)
         if name not in self._policies:  # a plug-in may name its entry point otherwise than its policy
             self._import(self._entry_points)
         try:
             return self._policies[name]
         except KeyError:
             raise UnknownPolicyError(name, self._policies) from None
+
+    def _import_named(self, name: str) -> None:
+        self._import([one for one in self._entry_points if one.name == name])
 
     def _import(self, entry_points: Sequence[EntryPoint]) -> None:
         """Import and register policies; what cannot be imported is logged and skipped."""

@@ -45,6 +45,7 @@ from metasched.shared_dir.published_status import (
     encode_job,
     encode_jobs_file,
     public_facts,
+    public_job,
     publish_jobs,
     publish_summary,
 )
@@ -449,9 +450,10 @@ def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | No
     whole = encode_job(job)
     if ids is not None:
         return _RenderedJob(facts, job, whole, b"", encode_job(_for_owner(job, ids)))
-    if before is not None and public_facts(job) == public_facts(before.job):
+    shown = public_job(job)
+    if before is not None and public_facts(shown) == public_facts(public_job(before.job)):
         return _RenderedJob(facts, job, whole, before.public)
-    public = encode_job(job, whole=False)
+    public = encode_job(shown)
     return _RenderedJob(facts, job, whole, whole if public == whole else public)
 
 

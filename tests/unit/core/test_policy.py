@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from metasched.core.policy import Registry, UnknownPolicyError, installed_policies
+from metasched.core.policy import DuplicatePolicyError, Registry, UnknownPolicyError, installed_policies
 from policies.baselines.fifo import Fifo
 
 FIFO = EntryPoint("fifo", "policies.baselines.fifo:Fifo", "metasched.policies")
@@ -27,6 +27,12 @@ def test_a_broken_plug_in_is_skipped(caplog):
         registry.get("broken")
     assert registry.names() == ["fifo"]
     assert caplog.text.count("no_such_module:Policy") == 1
+
+
+def test_a_name_is_registered_once():
+    """Another policy under the name of an installed one is refused, be that one imported or not."""
+    with pytest.raises(DuplicatePolicyError, match="fifo"):
+        Registry([FIFO]).register(type("Other", (Fifo,), {}))
 
 
 def test_a_plug_in_may_have_another_name_than_its_policy():
