@@ -78,6 +78,7 @@ class StatusPublisher:
         self._failed = False
         self._reuses = reuses_results()
         self._ended = Latest[tuple[JobStatus, ...]](reuses=self._reuses)
+        self._ended_jobs: Mapping[str, tuple[JobRecord, JobStatus]] = {}  # by uid
         self._ids = Latest[_Ids](reuses=self._reuses)
         self._most_gpus = Latest[Mapping[str, int]](reuses=self._reuses)
         self._rendered: dict[str, _RenderedJob] = {}  # by uid, in the order of the snapshot
@@ -106,9 +107,7 @@ class StatusPublisher:
         if not self._is_due(controller, state):
             return
         snapshot = state.snapshot
-        finished = self._ended.of(
-            lambda: tuple(self._ended_job(record) for record in self._recently_ended()), self._store.live_records()
-        )
+        finished = self._ended.of(self._recently_ended, self._store.live_records())
         apps, deferred = tuple(controller.app_statuses(snapshot.jobs)), _deferred(controller)
         self._publish_jobs(controller, state, finished, apps, deferred)
         shown = {job.uid for job in finished}
@@ -273,9 +272,18 @@ class StatusPublisher:
     def _same_as_shown(self, shown: tuple[object, ...]) -> bool:
         return self._reuses and len(self._shown) == len(shown) and all(map(operator.is_, self._shown, shown))
 
-    def _recently_ended(self) -> list[JobRecord]:
-        recent = self._store.recent_jobs(FINISHED_SHOWN, imported=False)
-        return [record for record in recent if record.finished is not None]
+    def _recently_ended(self) -> tuple[JobStatus, ...]:
+        """Return the jobs that ended last; one whose record is as before is not described again."""
+        known = self._ended_jobs if self._reuses else {}
+        records = self._store.recent_jobs(FINISHED_SHOWN, imported=False)
+        self._ended_jobs = {
+            record.uid: found
+            if (found := known.get(record.uid)) is not None and found[0] == record
+            else (record, self._ended_job(record))
+            for record in records
+            if record.finished is not None
+        }
+        return tuple([job for _, job in self._ended_jobs.values()])
 
     def republish(self, controller: Controller) -> None:
         """Publish the last status again, with Slurm's present error."""
