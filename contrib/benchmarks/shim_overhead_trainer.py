@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 GLOBAL_BATCH, FEATURES, SAMPLES = 32, 256, 4096
 MATRIX = torch.randn(128, 128)
+NOISE_METHODS = ("begin_pass", "_measure_pending", "end_pass", "finish_step")
+"""The methods of a `GradientNoise` in which its time is spent, apart from its short hooks."""
 
 
 def make_net() -> nn.Module:
@@ -147,16 +149,18 @@ def adaptive_steps(ctx: Context, products: int, optimizer: torch.optim.Optimizer
 
 
 class SpentTime:
-    """The CPU time of this process that is spent in some methods of an object.
+    """The time that is spent in some methods of an object, by default the CPU time of this process.
 
     Args:
         target: the object; its methods are replaced.
         names: the methods, of which one may call another.
+        clock: the time in seconds.
     """
 
-    def __init__(self, target: object, *names: str) -> None:
+    def __init__(self, target: object, *names: str, clock: Callable[[], float] = time.process_time) -> None:
         self.seconds = 0.0
         self._inside = False
+        self._clock = clock
         for name in names:
             setattr(target, name, self._timed(getattr(target, name)))
 
@@ -165,11 +169,11 @@ class SpentTime:
             if self._inside:
                 return method(*args, **options)
             self._inside = True
-            started = time.process_time()
+            started = self._clock()
             try:
                 return method(*args, **options)
             finally:
-                self.seconds += time.process_time() - started
+                self.seconds += self._clock() - started
                 self._inside = False
 
         return call
@@ -189,10 +193,11 @@ def time_noise(result: Path, seconds: float, blocks: int, name: str, parameters:
     optimizer = kinds[name](model.parameters(), lr=1e-4)  # type: ignore[call-arg]
     work = adaptive_steps(ctx, products_of(seconds), optimizer, model)
     measured(work, MEASURE_EVERY)
-    noise = ctx._adaptation and ctx._adaptation._noise  # noqa: SLF001  the shim has no option that turns it off
+    adaptation = ctx._position.adaptation  # noqa: SLF001
+    noise = adaptation and adaptation._noise  # noqa: SLF001  the shim has no option that turns it off
     if noise is None:
         raise SystemExit("the gradient noise is not measured")
-    spent = SpentTime(noise, "begin_pass", "_norms_of", "end_pass", "finish_step")
+    spent = SpentTime(noise, *NOISE_METHODS)
     found: dict[str, list[float]] = {"steps": [], "noise": []}
     for _ in range(blocks):
         before = spent.seconds
@@ -266,7 +271,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
         next(steps)
         dist.barrier()
         started = time.perf_counter()
-        ctx._checkpointing.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
+        ctx._checkpointing.save_for_stop(ctx._position.progress)  # noqa: SLF001  a stop would end the process
         dist.barrier()
         return time.perf_counter() - started
 

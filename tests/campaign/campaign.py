@@ -11,7 +11,7 @@ from tests.campaign import faults, notices
 from tests.campaign.injection import Injector, ServiceManager, StoreDisk, VoidError
 from tests.campaign.trainings import Users
 
-PATIENCE = 900.0  # seconds in which all trainings must end after the last fault, on a crowded machine
+PATIENCE = 240.0  # seconds in which all trainings must end after the last fault
 ORPHAN_SECONDS = 45.0  # after the last job, for Slurm to end what it knows of
 BEFORE, AFTER = 40.0, 10.0  # seconds of the events around a problem that are printed
 NOTICE_SECONDS = 60.0  # in which a daemon that runs must have noticed the last restart of slurmctld

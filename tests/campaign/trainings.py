@@ -21,7 +21,6 @@ STEP_SECONDS = 0.04
 VANISHED_SECONDS = 15.0  # for which Slurm's list has to lack a job
 ENDED_SECONDS = 20.0  # for which a job has to be shown as ended: the daemon may put it back
 SILENT_SECONDS = 90.0  # without a step, after which a person would look at a job that Slurm shows as running
-STARTING_SECONDS = 300.0  # the same where its trainers run: on a crowded machine they take minutes to start
 UNNOTICED_SECONDS = 25.0  # the same where a slurmstepd was killed, which Slurm is known not to notice
 COUNTS = (
     "completed",
@@ -201,7 +200,7 @@ class Users:
             training.active = (training.logs(), asked)
             return
         begun = unix_seconds(started) or since
-        cause, patience = "hands", STARTING_SECONDS if training.trainers() else SILENT_SECONDS
+        cause, patience = "hands", SILENT_SECONDS
         if any(at >= begun - 2 and kind in UNNOTICED_BY_SLURM for at, kind in training.strikes):
             cause, patience = "hands_after_killed_slurmstepds", UNNOTICED_SECONDS
         elif any(at >= begun for at in self.controller_kills) and not training.trainers():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.fork_server import ForkServer
 from tests.shim.conftest import workplaces
 
 
@@ -20,5 +21,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """Make workplaces of trainers that use the GPU; the trainers that still run in them are killed at the end."""
-    with workplaces(tmp_path_factory, script=Path(__file__).with_name("train.py")) as make:
-        yield make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a process that has initialized CUDA cannot fork trainers
+        script = Path(__file__).with_name("train.py")
+        with ForkServer() as server, workplaces(tmp_path_factory, script=script, server=server) as make:
+            yield make

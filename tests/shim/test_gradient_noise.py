@@ -42,7 +42,6 @@ for view in (False, True):
             noise.end_pass(None)
         print(json.dumps(noise.finish_step(step)), flush=True)
         optimizer.zero_grad()
-    noise.close()
 os._exit(0)  # the teardown of an interpreter may wait for gloo's threads
 """
 

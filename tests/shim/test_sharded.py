@@ -210,19 +210,19 @@ for last in range(4):
         if next(checks) == last:
             raise SupersededError("newer")
     try:
-        ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._progress, {}, check)
+        ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._position.progress, {}, check)
     except SupersededError:
         found = set(os.listdir("checkpoints")) - set(before)
         assert found <= {"incarnation-1-step-0.pt"}, found
     else:
         raise SystemExit("saved")
-ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._progress, {}, lambda: None)
+ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._position.progress, {}, lambda: None)
 assert ctx._checkpointing.checkpoints.latest().sharded == ["net", "optimizer"]
 def stale(_):
     raise OSError(116, "Stale file handle")
 ctx._checkpointing.checkpoints._remove_old = stale
 try:
-    ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._progress, {}, lambda: None)
+    ctx._checkpointing.checkpoints.save(ctx._checkpointing.states(), 1, ctx._position.progress, {}, lambda: None)
 except OSError:
     assert ctx._checkpointing.checkpoints.latest().data.stem == "incarnation-1-step-0-2"
 else:

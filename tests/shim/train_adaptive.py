@@ -127,11 +127,11 @@ def main():
                 ctx.backward(nn.functional.mse_loss(model(x), y))
                 if ctx.boundary:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                before, base, position = ctx.progress, optimizer.param_groups[0]["lr"], ctx._progress.cursor
+                before, base, position = ctx.progress, optimizer.param_groups[0]["lr"], ctx._position.progress.cursor
                 if ctx.step(optimizer):
                     assert optimizer.param_groups[0]["lr"] == base
                     schedule.step()
-                    adaptive = ctx._progress.adaptive
+                    adaptive = ctx._position.progress.adaptive
                     line = {
                         "epoch": epoch,
                         "data_pass": epoch if adaptive is None else adaptive.data_pass,

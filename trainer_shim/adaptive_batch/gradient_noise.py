@@ -16,14 +16,17 @@ OSDI 2021, section 3.1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
 
+from trainer_shim.adaptive_batch.gradient_batches import BATCH_BYTES, STEP_FACTOR, batches, join, size_in_bytes
 from trainer_shim.adaptive_batch.preconditioner import Preconditioner, known_optimizers, unknown_optimizers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch.utils.hooks import RemovableHandle
 
     from trainer_shim.data.sample_order import MicroBatch
 
@@ -78,18 +81,27 @@ class LocalSums(NamedTuple):
 
 
 class _EarlierGradients(NamedTuple):
-    """A copy of the unscaled gradients of an earlier step, by parameter, with the step's number and samples."""
+    """A copy of the gradients of an earlier step, by the parameter's number, with the step's number and samples.
+
+    Attributes:
+        scale: the factor of a GradScaler on the gradients, None without a scaler.
+    """
 
     step: int
     samples: int
-    gradients: list[torch.Tensor | None]
+    gradients: dict[int, torch.Tensor]
+    scale: torch.Tensor | None
 
 
 class GradientNoise:
-    """Measures the gradient noise on one rank, by hooks on the parameters, before gradients are summed or clipped.
+    """Measures the gradient noise on one rank, before gradients are summed over the ranks, or clipped.
 
-    A training of one micro-batch a step, and one whose steps are compared, holds one copy of its gradients. No other
-    training copies gradients.
+    A training of one micro-batch a step, and one whose steps are compared, holds one copy of its gradients, and its
+    parameters have no hooks. In any other training the parameters have hooks in the backward passes that are measured,
+    and BATCH_BYTES of gradients are kept alive in such a pass.
+
+    On a GPU, whose host may take longer to launch kernels than the GPU to run them, the gradients of several parameters
+    are measured as one tensor; on a CPU those of each parameter are, in memory that is used again.
 
     Args:
         optimizers: the optimizers of the training; `unmeasurable` has no objection to them.
@@ -98,6 +110,8 @@ class GradientNoise:
         by_steps: whether two steps in a row are compared at every number of ranks and micro-batches, which makes the
             measurement the same for all of them.
         every: the steps between two measurements.
+        batch_bytes: the most bytes of gradients that are measured as one tensor in a backward pass; by default 0 on a
+            CPU, so that each parameter is measured by itself, and BATCH_BYTES on a GPU.
 
     Attributes:
         device: the device of the parameters.
@@ -111,6 +125,7 @@ class GradientNoise:
         ranks: int = 1,
         by_steps: bool = False,
         every: int = MEASURE_EVERY,
+        batch_bytes: int | None = None,
     ) -> None:
         self._alone = ranks == 1
         self._ranks = ranks
@@ -118,41 +133,45 @@ class GradientNoise:
         self._every = every
         self._groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
         trained = [
-            (parameter, number, Preconditioner(optimizer, group, parameter))
-            for number, (optimizer, group) in enumerate(self._groups)
+            (parameter, number)
+            for number, (_, group) in enumerate(self._groups)
             for parameter in group["params"]
             if parameter.requires_grad
         ]
-        self._parameters: list[torch.nn.Parameter] = [parameter for parameter, _, _ in trained]
-        self._group_numbers = [number for _, number, _ in trained]
-        self._preconditioners = [preconditioner for _, _, preconditioner in trained]
+        self._parameters: list[torch.nn.Parameter] = [parameter for parameter, _ in trained]
+        self._group_numbers = [number for _, number in trained]
+        self._preconditioners = [Preconditioner(optimizer, group) for optimizer, group in self._groups]
         self.device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        on_cpu = self.device.type == "cpu"
+        self._batch_bytes = (0 if on_cpu else BATCH_BYTES) if batch_bytes is None else batch_bytes
         self._share = _share_of([each.numel() for each in self._parameters], rank, ranks)
         self._dtype = torch.float64 if torch.float64 in {each.dtype for each in self._parameters} else torch.float32
         self._earlier: _EarlierGradients | None = None
         self._copies: dict[int, torch.Tensor] = {}  # gradients of an earlier step, by the parameter's number
-        self._buffers: dict[torch.dtype, torch.Tensor] = {}  # memory for one parameter's results
+        self._memory: torch.Tensor | None = None  # for results of one parameter
         # The measurement of the present step.
         self._step = -1
         self._measured = False
         self._micro: MicroBatch | None = None
         self._micro_batches = 0
         self._seen: set[int] = set()  # the parameters that have a gradient of this micro-batch, by number
-        self._collects = False  # whether the gradients of the present pass are measured
+        self._hooks: list[tuple[torch.nn.Parameter, RemovableHandle]] = []  # of the present pass
+        self._pending: list[tuple[int, torch.Tensor]] = []  # gradients of this pass without a norm so far
+        self._pending_bytes = 0
         self._norms: list[torch.Tensor] = []
         self._rates: list[float] = []  # the learning rates of the groups, relative to the highest
+        self._keys: list[tuple[int, float | None]] | None = None  # of parameters: group, steps; read in measured steps
         self._invalid = False
         self._weighted_squares: torch.Tensor | None = None
         self._mean_square: torch.Tensor | None = None
         self._product: torch.Tensor | None = None
         self._difference_square: torch.Tensor | None = None
         self._difference_weight = 0.0
-        self._handles = [parameter.register_hook(self._hook(n)) for n, parameter in enumerate(self._parameters)]  # type: ignore[no-untyped-call]
 
-    def close(self) -> None:
-        """Remove the hooks; nothing is measured any more."""
-        for handle in self._handles:
-            handle.remove()
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether the gradients of the present step are measured, or copied to be compared with the next step's."""
+        return self._measured or self._measures(self._step + 1)
 
     def forget_earlier(self) -> None:
         """Compare the next step with no earlier one."""
@@ -168,7 +187,9 @@ class GradientNoise:
             self._micro_batches += micro.samples > 0
         # the only gradient of a step is measured when it is whole
         single = self._by_steps or (self._alone and micro.last and self._micro_batches <= 1)
-        self._collects = self._measured and not single and micro.samples > 0
+        self._forget_pass()  # one that failed
+        if self._measured and not single and micro.samples > 0:
+            self._add_hooks()
 
     def end_pass(self, scale: torch.Tensor | None) -> None:
         """End a backward pass; after the last one of a step its gradients are whole, and neither unscaled nor clipped.
@@ -179,11 +200,12 @@ class GradientNoise:
         micro = self._micro
         if micro is None:
             return
+        if self._pending:
+            self._measure_pending()
         if self._norms:
             own = _sum_of_squares(self._norms, scale) * (micro.samples / micro.global_samples / micro.weight**2)
             self._weighted_squares = own if self._weighted_squares is None else self._weighted_squares + own
-            self._norms.clear()
-        self._collects = False
+        self._forget_pass()
         if not micro.last:
             return
         single = self._by_steps or (self._alone and self._micro_batches == 1)
@@ -192,7 +214,7 @@ class GradientNoise:
                 self._compare(micro.global_samples, scale)
             else:
                 self._measure_mean(scale)
-        if single:
+        if single and self._measures(self._step + 1):
             self._copy_gradients(micro.global_samples, scale)
 
     def finish_step(self, step: int) -> LocalSums | None:
@@ -222,49 +244,93 @@ class GradientNoise:
         self._measured = self._measures(step)
         self._micro = None
         self._micro_batches = 0
+        self._keys = None
         self._invalid = False
         self._weighted_squares = self._mean_square = self._product = self._difference_square = None
         self._difference_weight = 0.0
         if self._measured:
-            rates = [float(group["lr"]) for _, group in self._groups]
-            highest = max(rates)
-            self._rates = [rate / highest if highest > 0 else 1.0 for rate in rates]
+            self._rates = _relative_rates([group for _, group in self._groups])
 
     def _measures(self, step: int) -> bool:
         return step % self._every == self._every - 1
 
+    def _add_hooks(self) -> None:
+        for number, parameter in enumerate(self._parameters):
+            if parameter.requires_grad:  # still
+                self._hooks.append((parameter, parameter.register_hook(self._hook(number))))  # type: ignore[no-untyped-call]
+
+    def _forget_pass(self) -> None:
+        """Remove the hooks of a pass, and what is left of its gradients."""
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._norms.clear()
+        for parameter, handle in self._hooks:
+            handle.remove()
+            if not parameter._backward_hooks:  # noqa: SLF001  each pass would call an empty dictionary of hooks, too
+                parameter._backward_hooks = None  # noqa: SLF001
+        self._hooks.clear()
+
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def collect(gradient: torch.Tensor) -> None:
-            if not self._collects:
-                return
             if number in self._seen:  # a second backward pass: the gradients of the micro-batch are a sum of both
                 self._invalid = True
             self._seen.add(number)
-            self._norms += self._norms_of(number, gradient)
+            self._pending.append((number, gradient))
+            self._pending_bytes += size_in_bytes(gradient)
+            if self._pending_bytes > self._batch_bytes:
+                self._measure_pending()
 
         return collect
 
+    def _measure_pending(self) -> None:
+        self._norms += self._norms_of(self._pending, self._batch_bytes)
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    @torch.no_grad()
+    def _norms_of(self, gradients: Sequence[tuple[int, torch.Tensor]], limit: int) -> list[torch.Tensor]:
+        """Return norms of P times gradients, given with the parameters' numbers; none of those whose P is not known."""
+        norms = []
+        for numbers, members in self._batches(gradients, limit):
+            (whole,), weight = self._preconditioned(numbers, [join(members, self._dtype)])
+            norms.append(_weighted(torch.linalg.vector_norm(whole), weight))
+        return norms
+
+    def _batches(
+        self, gradients: Sequence[tuple[int, torch.Tensor]], limit: int
+    ) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+        """Yield batches of gradients of parameters with one preconditioner, of so many bytes at most.
+
+        The step has no measurement where one of the gradients is sparse, or its preconditioner is not known.
+        """
+        if self._keys is None:
+            self._keys = [
+                (group, self._preconditioners[group].steps(parameter))
+                for group, parameter in zip(self._group_numbers, self._parameters)
+            ]
+        keys = self._keys
+        known = [
+            (number, gradient)
+            for number, gradient in gradients
+            if gradient.layout is torch.strided and keys[number][1] is not None
+        ]
+        self._invalid |= len(known) < len(gradients)
+        return batches(known, keys.__getitem__, limit)
+
     def _preconditioned(
-        self, number: int, gradient: torch.Tensor, before: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
-        """Return P times the gradients of a parameter, without the factor of its `_weight`; empty where P is not known.
+        self, numbers: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], float]:
+        """Return P times gradients as tensors and the number by which they count.
 
         Args:
-            number: of the parameter.
-            gradient: the gradient of the present step.
-            before: that of an earlier step, whose memory is used for its result, which comes first.
+            numbers: of the parameters of a batch.
+            gradients: gradients of all these parameters, joined; all but the last are overwritten.
         """
-        preconditioner = self._preconditioners[number]
-        gradients = [gradient] if before is None else [before, gradient]
-        if not preconditioner.ready or any(each.layout is not torch.strided for each in gradients):
-            self._invalid = True
-            return []
-        out = None if preconditioner.is_identity else self._buffer(gradient)
-        return preconditioner.apply(gradients, [before, out][-len(gradients) :])
-
-    def _weight(self, number: int) -> float | torch.Tensor:
-        """Return the number by which the preconditioned gradients of a parameter count."""
-        return self._rates[self._group_numbers[number]] * self._preconditioners[number].factor
+        group = self._group_numbers[numbers[0]]
+        preconditioner = self._preconditioners[group]
+        out = None if preconditioner.is_identity else self._buffer(gradients[-1])
+        found, factor = preconditioner.apply([self._parameters[number] for number in numbers], gradients, out)
+        return found, self._rates[group] * factor
 
     def _buffer(self, like: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor like another one in memory that is used again, None on a GPU.
@@ -273,66 +339,65 @@ class GradientNoise:
         """
         if self.device.type != "cpu":
             return None
-        buffer = self._buffers.get(like.dtype)
-        if buffer is None or buffer.numel() < like.numel():
-            buffer = self._buffers[like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
-        return buffer[: like.numel()].view_as(like)
+        if self._memory is None or self._memory.numel() < like.numel():
+            self._memory = torch.empty(like.numel(), dtype=like.dtype)
+        return self._memory[: like.numel()].view_as(like)
 
-    def _norms_of(self, number: int, gradient: torch.Tensor) -> list[torch.Tensor]:
-        """Return the norm of P times the gradient of a parameter; empty where P is not known."""
-        found = self._preconditioned(number, gradient.detach())
-        return [torch.linalg.vector_norm(each, dtype=self._dtype) * self._weight(number) for each in found]
+    def _gradients(self, numbers: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
+        """Return the whole gradients of those of the parameters that have one, with the parameters' numbers."""
+        found = [(number, self._parameters[number].grad) for number in numbers]
+        return [(number, gradient) for number, gradient in found if gradient is not None]
 
     def _measure_mean(self, scale: torch.Tensor | None) -> None:
         """Measure this rank's share of the mean gradient, which is the same on all ranks."""
-        gradients = [(number, self._parameters[number].grad) for number in self._share]
-        norms = [norm for number, each in gradients if each is not None for norm in self._norms_of(number, each)]
+        norms = self._norms_of(self._gradients(self._share), STEP_FACTOR * self._batch_bytes)
         if norms:
             self._mean_square = _sum_of_squares(norms, scale)
         elif any(each.grad is not None for each in self._parameters):  # all of them in other ranks' shares
             self._mean_square = torch.zeros((), dtype=torch.float64, device=self.device)
 
+    @torch.no_grad()
     def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
-        """Copy the gradients of this step, if the next one is measured."""
-        if self._measures(self._step + 1):
-            copies = [
-                None if each.grad is None else self._copied(number, each.grad.detach(), scale)
-                for number, each in enumerate(self._parameters)
-            ]
-            self._earlier = _EarlierGradients(self._step, samples, copies)
+        """Copy the gradients of this step, to be compared with the next one's, into the memory of the last copy."""
+        gradients = self._gradients(range(len(self._parameters)))
+        strided = [(number, each) for number, each in gradients if each.layout is torch.strided]
+        for numbers, members in batches(strided, lambda _: None, STEP_FACTOR * self._batch_bytes):
+            for number, gradient in zip(numbers, members):
+                if number not in self._copies:
+                    self._copies[number] = torch.empty_like(gradient)
+            torch._foreach_copy_([self._copies[number] for number in numbers], members)
+        copies = {number: self._copies[number] for number, _ in strided}
+        self._earlier = _EarlierGradients(self._step, samples, copies, scale)
 
-    def _copied(self, number: int, gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """Return a copy of a parameter's gradient without the factor of a GradScaler, in the memory of the last one."""
-        if gradient.layout is not torch.strided:
-            return gradient  # it is not compared
-        if number not in self._copies:
-            self._copies[number] = torch.empty_like(gradient)
-        copy = self._copies[number].copy_(gradient)
-        return copy if scale is None else copy.div_(scale)
-
+    @torch.no_grad()
     def _compare(self, samples: int, scale: torch.Tensor | None) -> None:
-        """Compare the gradients of this step with those of the last one."""
+        """Compare the gradients of this step with those of the last one, whose copies are overwritten."""
         earlier = self._earlier
         if earlier is None or earlier.step != self._step - 1:
             self._invalid = True
             return
+        gradients = self._gradients(range(len(self._parameters)))
         products, norms = [], []
-        for number, (parameter, before) in enumerate(zip(self._parameters, earlier.gradients)):
-            if parameter.grad is None or before is None:
-                continue
-            whole = parameter.grad.detach()
-            gradient = whole if scale is None else whole / scale
-            found = self._preconditioned(number, gradient, before)
-            if not found:
-                return
-            other, one = (each.to(self._dtype).flatten() for each in found)
-            weight = self._weight(number)
-            products.append(torch.dot(one, other) * weight**2)
-            norms.append(torch.linalg.vector_norm(other.sub_(one)) * weight)
+        compared = [each for each in gradients if each[0] in earlier.gradients]
+        for numbers, members in self._batches(compared, STEP_FACTOR * self._batch_bytes):
+            before = [earlier.gradients[number] for number in numbers]
+            joined = [_unscaled(join(before, self._dtype), earlier.scale), _unscaled(join(members, self._dtype), scale)]
+            (other, one), weight = self._preconditioned(numbers, joined)
+            products.append(_weighted(torch.dot(one.flatten(), other.flatten()), weight**2))
+            norms.append(_weighted(torch.linalg.vector_norm(other.sub_(one)), weight))
         if products:
             self._product = torch.stack(products).double().sum()
             self._difference_square = _sum_of_squares(norms, None)
             self._difference_weight = 1 / samples + 1 / earlier.samples
+
+
+def _relative_rates(groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the learning rates of the groups, relative to the highest."""
+    if len(groups) == 1:
+        return [1.0]  # for a rate on a GPU the host would have to wait
+    rates = [float(group["lr"]) for group in groups]
+    highest = max(rates)
+    return [rate / highest if highest > 0 else 1.0 for rate in rates]
 
 
 def _share_of(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
@@ -369,6 +434,16 @@ def unmeasurable(
     if ranks > 1 and not exchanged:
         return "no tracked model exchanges gradients: use ctx.wrap(model)"
     return None
+
+
+def _weighted(value: torch.Tensor, weight: float) -> torch.Tensor:
+    """Return a value times a weight; a GPU's host launches no kernel for a weight of 1."""
+    return value if weight == 1 else value * weight
+
+
+def _unscaled(gradient: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Return a gradient without the factor of a GradScaler."""
+    return gradient if scale is None else gradient / scale
 
 
 def _sum_of_squares(norms: list[torch.Tensor], scale: torch.Tensor | None) -> torch.Tensor:

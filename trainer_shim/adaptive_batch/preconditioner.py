@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 
+from trainer_shim.adaptive_batch.gradient_batches import join
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-# The root mean squares by which an optimizer normalizes a parameter's gradient, from the parameter's group, its state
-# in the optimizer, and a tensor for the result (None: a new one).
-RootMeanSquare = Callable[[dict[str, Any], dict[str, Any], Optional[torch.Tensor]], torch.Tensor]
-
-
-def _adam(group: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
-    return torch.sqrt(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"], out=out)
+# The root mean squares by which an optimizer normalizes the gradients of parameters, from the parameters' group, a
+# function that returns a value of their states as one tensor, and a tensor for the result (None: a new one).
+RootMeanSquare = Callable[[dict[str, Any], Callable[[str], torch.Tensor], Optional[torch.Tensor]], torch.Tensor]
 
 
-def _adagrad(_: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
-    return torch.sqrt(state["sum"], out=out)
+def _adam(group: dict[str, Any], read: Callable[[str], torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+    return torch.sqrt(read("max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"), out=out)
 
 
-def _rmsprop(group: dict[str, Any], state: dict[str, Any], out: torch.Tensor | None) -> torch.Tensor:
+def _adagrad(_: dict[str, Any], read: Callable[[str], torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+    return torch.sqrt(read("sum"), out=out)
+
+
+def _rmsprop(group: dict[str, Any], read: Callable[[str], torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+    square = read("square_avg")
     if group["centered"]:
-        mean = state["grad_avg"]
-        return torch.addcmul(state["square_avg"], mean, mean, value=-1, out=out).clamp_(min=0).sqrt_()
-    return torch.sqrt(state["square_avg"], out=out)
+        mean = read("grad_avg")
+        return torch.addcmul(square, mean, mean, value=-1, out=out).clamp_(min=0).sqrt_()
+    return torch.sqrt(square, out=out)
 
 
 # By exact type: a subclass may take other steps. None is the identity.
@@ -54,56 +57,87 @@ def known_optimizers() -> list[str]:
 
 
 class Preconditioner:
-    """The preconditioner of one parameter.
+    """The preconditioner of the parameters of one group.
 
     Args:
-        optimizer: the parameter's optimizer, of a type that `unknown_optimizers` does not name.
-        group: the parameter's group in that optimizer.
-        parameter: the parameter.
+        optimizer: an optimizer of a type that `unknown_optimizers` does not name.
+        group: a group of its parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.nn.Parameter) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         self._optimizer = optimizer
         self._group = group
-        self._parameter = parameter
         self._root_mean_square = _ROOT_MEAN_SQUARES[type(optimizer)]
-
-    @property
-    def ready(self) -> bool:
-        """Whether the optimizer has the state that the preconditioner needs; after its first step."""
-        return self._root_mean_square is None or bool(self._optimizer.state.get(self._parameter))
 
     @property
     def is_identity(self) -> bool:
         """Whether P is the identity."""
         return self._root_mean_square is None
 
-    @property
-    def factor(self) -> float | torch.Tensor:
-        """Return the number by which P is larger than what `apply` multiplies by.
+    def steps(self, parameter: torch.Tensor) -> float | None:
+        """Return the steps by which the bias of a parameter's averages is corrected, None before its first step.
 
-        It corrects the bias of Adam's averages, or its first steps, whose averages are still small, would outweigh all
-        others. A number costs nothing, unlike a correction of each element.
+        0 where no bias is corrected, and where the steps are on a GPU, for which the host would have to wait.
         """
-        if self.is_identity or "betas" not in self._group:
-            return 1.0
-        unbiased: torch.Tensor = 1 - self._group["betas"][1] ** self._optimizer.state[self._parameter]["step"]
-        return unbiased**0.5
+        if self._root_mean_square is None:
+            return 0.0
+        state = self._optimizer.state.get(parameter)
+        if not state:
+            return None
+        return 0.0 if not self._corrects_bias or _is_on_gpu(state["step"]) else float(state["step"])
 
-    def apply(self, gradients: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Return P / `factor` times each of the gradients; the gradients themselves where P is the identity.
+    def apply(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], out: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], float]:
+        """Return P times each of the gradients as tensors and a factor on them; the gradients where P is the identity.
 
         An element that has had no gradient so far, such as the row of a rare word, counts as 0: nothing but the
         optimizer's epsilon would bound its P, which the step itself bounds by the new gradient.
 
         Args:
-            gradients: the gradients of the parameter, at least one.
-            outs: a tensor for each result, None for a new one.
+            parameters: parameters with equal `steps`.
+            gradients: gradients, at least one, each of all these parameters, as `join` returns them. All but the last
+                are overwritten.
+            out: a tensor in which the last result may be, None for a new one.
         """
         if self._root_mean_square is None:
-            return list(gradients)
-        divisor = self._root_mean_square(self._group, self._optimizer.state[self._parameter], outs[-1])
+            return list(gradients), 1.0
+        last = gradients[-1]
+        states = [self._optimizer.state[each] for each in parameters]
+        divisor = self._root_mean_square(
+            self._group, lambda name: join([state[name] for state in states], last.dtype), out
+        )
         torch.nn.functional.threshold(divisor, 0.0, math.inf, inplace=True)  # 0 becomes infinity
-        divisor.add_(self._group["eps"] * self.factor)
-        found = [torch.div(gradient, divisor, out=out) for gradient, out in zip(gradients[:-1], outs)]
-        return [*found, torch.div(gradients[-1], divisor, out=divisor)]
+        factor = self._bias_factor(parameters, states)
+        if isinstance(factor, torch.Tensor):
+            divisor.div_(factor)
+            factor = 1.0
+        divisor.add_(self._group["eps"] * factor)
+        found = [torch.div(gradient, divisor, out=gradient) for gradient in gradients[:-1]]
+        return [*found, torch.div(last, divisor, out=divisor)], factor
+
+    @property
+    def _corrects_bias(self) -> bool:
+        return "betas" in self._group
+
+    def _bias_factor(
+        self, parameters: Sequence[torch.Tensor], states: Sequence[Mapping[str, Any]]
+    ) -> float | torch.Tensor:
+        """Return the number by which P is larger than without a correction of the bias of Adam's averages.
+
+        Without the correction, Adam's first steps, whose averages are still small, would outweigh all others. A number
+        costs nothing, unlike a correction of each element, which there is where the steps are on a GPU.
+        """
+        if not self._corrects_bias:
+            return 1.0
+        decay = self._group["betas"][1]
+        if not _is_on_gpu(states[0]["step"]):
+            return float((1 - decay ** float(states[0]["step"])) ** 0.5)
+        factors: torch.Tensor = (1 - decay ** torch.stack([state["step"] for state in states])).sqrt_()
+        if len(parameters) == 1:
+            return factors
+        return torch.cat([factor.expand(each.numel()) for factor, each in zip(factors.unbind(), parameters)])
+
+
+def _is_on_gpu(steps: float | torch.Tensor) -> bool:
+    return isinstance(steps, torch.Tensor) and steps.device.type != "cpu"

@@ -80,8 +80,8 @@ class RecordingContext(Context):
         self._record(
             "ready",
             step=self.step_count,
-            global_batch=getattr(self._loader, "first_batch", None),
-            samples=getattr(getattr(self._loader, "order", None), "size", None),  # a stream has none
+            global_batch=getattr(self._position.loader, "first_batch", None),
+            samples=getattr(getattr(self._position.loader, "order", None), "size", None),  # a stream has none
             tracked={name: type(item).__name__ for name, item in self._objects().items()},
             remarks=sorted(self._remarks()),
         )
@@ -120,7 +120,7 @@ class RecordingContext(Context):
             self._record(
                 "step",
                 step=step,
-                epoch=self._progress.epoch,
+                epoch=self._position.progress.epoch,
                 indices=self._trained,
                 loss=self._loss_total,
                 lr=[float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups],

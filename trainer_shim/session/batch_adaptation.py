@@ -187,10 +187,13 @@ class BatchAdaptation:
 
     def end_backward(self, scaler: torch.amp.GradScaler | None) -> None:
         """Note that a backward pass has ended."""
-        if self._noise is not None:
+        if self._noise is None:
+            return
+        scale = None
+        if scaler is not None and scaler.is_enabled() and self._noise.needs_gradients:
             # the scaler's answer for 1 is its scale as a tensor, for which the host need not wait
-            one = torch.ones((), device=self._noise.device)
-            self._noise.end_pass(None if scaler is None or not scaler.is_enabled() else scaler.scale(one))
+            scale = scaler.scale(torch.ones((), device=self._noise.device))
+        self._noise.end_pass(scale)
 
     def finish_gradients(self, step: int, samples: int) -> float:
         """Note that the gradients of a step are whole, and return the factor on its learning rates.

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -26,25 +26,23 @@ from trainer_shim.data.loader_factory import check_draw_options, check_multiple_
 from trainer_shim.data.loader_workers import workers_ignoring_signals
 from trainer_shim.data.lockstep_batches import lockstep_batches
 from trainer_shim.data.random_batches import DrawOrder, RandomSource
-from trainer_shim.data.seeding import derive_seed, seed_generators
-from trainer_shim.data.stream import check_same_stream, next_batch_samples
 from trainer_shim.data.train_loader import TrainLoader
 from trainer_shim.errors import UsageError
 from trainer_shim.preemption.exit import process_exit
-from trainer_shim.preemption.stop_requests import POLL_INTERVAL
 from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts, stop_buffer_broadcasts
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
-from trainer_shim.session.batch_adaptation import BatchAdaptation, read_consent
+from trainer_shim.session.batch_adaptation import read_consent
 from trainer_shim.session.batch_declaration import BatchDeclaration
 from trainer_shim.session.batchnorm_statistics import BatchNormStatistics
+from trainer_shim.session.data_loop import BOUNDARY, DataLoop
 from trainer_shim.session.data_supply import DataSupply
-from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
-from trainer_shim.session.rule_adaptation import RuleAdaptation
 from trainer_shim.session.script_checkpointing import ScriptCheckpointing
 from trainer_shim.session.step_batches import StepBatches, StepEvents
-from trainer_shim.session.stop_callbacks import StopCallbacks
+from trainer_shim.session.step_boundary import StepBoundary
+from trainer_shim.session.training_end import TrainingEnd
+from trainer_shim.session.training_position import TrainingPosition
 from trainer_shim.session.usage_checks import (
     check_same_data,
     signal_handlers,
@@ -55,24 +53,19 @@ from trainer_shim.session.vote import Vote
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from trainer_shim.adaptive_batch.adapt import BatchRule
     from trainer_shim.adaptive_batch.lr_scaling import RuleOrName
-    from trainer_shim.batch import BatchPlan
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.data_wait import DataWait
-    from trainer_shim.data.prefetch import Prefetcher
-    from trainer_shim.data.sample_order import MicroBatch
     from trainer_shim.process_groups.script_group import ScriptGroup
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
     from trainer_shim.trackers.tracker import Tracker
 
 T = TypeVar("T")
-
-_BOUNDARY = object()  # an event of a loop over the training data: the boundary after a step is passed
 
 log = logging.getLogger("trainer_shim")
 
@@ -95,23 +88,38 @@ class Context:
         evaluation_wait: DataWait,
     ) -> None:
         self._session = session
-        self._data_wait = data_wait
-        self._evaluation_wait = evaluation_wait
         self._group = group
+        self._evaluation_wait = evaluation_wait
         self._checkpointing = ScriptCheckpointing(session, checkpoints, resumed)
-        self._progress = resumed.progress if resumed else Progress()
+        self._position = TrainingPosition(resumed.progress if resumed else Progress())
         self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
-        self._loader: TrainLoader | None = None
         self._declaration = BatchDeclaration()
-        self._adaptation: BatchAdaptation | None = None  # None where the batch is fixed
-        self._supply = DataSupply()
         self._accumulation = GradientAccumulation()
         self._statistics: BatchNormStatistics | None = None
-        self._evaluation_time = EvaluationTime()
-        self._callbacks = StopCallbacks()
+        self._ending = TrainingEnd(session, group, self._checkpointing, self._position, self._accumulation)
+        supply = DataSupply()
+        self._boundary = StepBoundary(
+            session=session,
+            group=group,
+            checkpointing=self._checkpointing,
+            position=self._position,
+            supply=supply,
+            ending=self._ending,
+        )
+        self._loop = DataLoop(
+            session=session,
+            group=group,
+            checkpointing=self._checkpointing,
+            position=self._position,
+            supply=supply,
+            accumulation=self._accumulation,
+            boundary=self._boundary,
+            ending=self._ending,
+            data_wait=data_wait,
+            profiling_run=self._profiling_run,
+        )
         self._handlers = signal_handlers(self._stop_signals)
         self._begun = False
-        self._in_epoch = False
         self._step_batches: StepBatches | None = None  # of the present step, inside `steps`
         atexit.register(self._close)
 
@@ -138,18 +146,13 @@ class Context:
     @property
     def step_count(self) -> int:
         """Optimizer steps since the beginning of the job, over all its runs."""
-        return self._progress.step
+        return self._position.progress.step
 
     @property
     def progress(self) -> float:
         """Steps at M0 since the beginning of the job: more than `step_count` after steps at larger batches."""
-        adaptive = self._adaptive_progress
-        return float(self._progress.step) if adaptive is None else adaptive
-
-    @property
-    def _adaptive_progress(self) -> float | None:
-        """Steps at M0 since the beginning of the job, None where the batch never adapted."""
-        return None if self._progress.adaptive is None else self._progress.adaptive.progress
+        adaptive = self._position.adaptive_progress
+        return float(self._position.progress.step) if adaptive is None else adaptive
 
     @property
     def is_profiling_run(self) -> bool:
@@ -231,7 +234,7 @@ class Context:
                 one of `max_batch` and `lr_scale` is given, there is no such rule, or the batches of a stream are to
                 adapt.
         """
-        if self._loader is not None:
+        if self._position.loader is not None:
             raise UsageError(
                 "ctx.loader() is for the training data, once: evaluate with ctx.evaluate(...), and give two training "
                 "sets as one that returns samples of both"
@@ -258,7 +261,7 @@ class Context:
         if check_samples:
             self._checkpointing.check_samples(dataset, loader, options)
         announce_dead_workers(loader.progress, self.rank)
-        self._loader, self._declaration.consent = loader, consent
+        self._position.loader, self._declaration.consent = loader, consent
         return loader
 
     def random_batches(
@@ -293,7 +296,7 @@ class Context:
             UsageError: there is a training loader already, an option has no meaning here, or the ranks' arguments
                 differ.
         """
-        if self._loader is not None:
+        if self._position.loader is not None:
             raise UsageError("ctx.random_batches() and ctx.loader() are for the training data: call one, once")
         check_draw_options(options)
         order, plan = DrawOrder(seed), plan_batch(global_batch, self.size, max_per_gpu, multiple_of)
@@ -302,7 +305,7 @@ class Context:
         loader = TrainLoader(order, plan, source, self._iterate, global_batch)
         self._continue_data(loader, global_batch, batch_change)
         announce_dead_workers(loader.progress, self.rank)
-        self._loader = loader
+        self._position.loader = loader
         return loader
 
     def _continue_data(self, loader: TrainLoader, global_batch: int, batch_change: int | None) -> None:
@@ -354,22 +357,21 @@ class Context:
         """
         process_exit.raise_if_started()
         if self._session.ended:
-            if total > self._progress.epoch and not self._progress.finished:
+            if total > self._position.progress.epoch and not self._position.progress.finished:
                 raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
             return
         self._begin(epochs=total)
-        while self._progress.epoch < total and not self._progress.finished:
+        while self._position.progress.epoch < total and not self._position.progress.finished:
             self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
             self._session.vote_interval.force_vote()
-            self._pass_boundary()
+            self._boundary.pass_boundary()
             self._accumulation.start_epoch()
-            self._in_epoch = True
-            yield self._progress.epoch
+            self._loop.in_epoch = True
+            yield self._position.progress.epoch
             process_exit.raise_if_started()  # where the script caught the exit
-            self._in_epoch = False
-            self._end_epoch()
-            self._evaluation_time.end_epoch()
-        self._end()
+            self._loop.in_epoch = False
+            self._loop.end_epoch()
+        self._ending.end()
 
     def steps(self, total: int, *, passes: int = 1) -> Iterator[int]:
         """Iterate over the optimizer steps that are left of `total`, counted from 0; then end the training.
@@ -391,29 +393,29 @@ class Context:
         """
         process_exit.raise_if_started()
         if self._session.ended:
-            if total > self._progress.step and not self._progress.finished:
+            if total > self._position.progress.step and not self._position.progress.finished:
                 raise UsageError("ctx.steps(...) is for the whole training: its end is saved, and nothing after it")
             return
-        loader = self._loader
-        self._declaration.check_steps_keep_batch(self._progress)
+        loader = self._position.loader
+        self._declaration.check_steps_keep_batch(self._position.progress)
         self._begin(steps=total)
         assert loader is not None  # noqa: S101  `_begin` has checked it
         self._session.drain_boundary_vote()
         self._session.vote_interval.force_vote()
-        self._pass_boundary()
+        self._boundary.pass_boundary()
         self._accumulation.start_epoch()
-        self._in_epoch = True
-        with contextlib.closing(StepEvents(lambda: self._events(loader), self._next_pass)) as events:
-            while self._progress.step < total and not self._progress.finished:
-                batches = StepBatches(events.fetch, self._accumulation, self._seed_micro_batch, passes)
+        self._loop.in_epoch = True
+        with contextlib.closing(StepEvents(lambda: self._loop.events(loader), self._loop.next_pass)) as events:
+            while self._position.progress.step < total and not self._position.progress.finished:
+                batches = StepBatches(events.fetch, self._accumulation, self._loop.seed_micro_batch, passes)
                 self._step_batches = batches
-                yield self._progress.step
+                yield self._position.progress.step
                 process_exit.raise_if_started()  # where the script caught the exit
                 batches.check_complete()
                 events.pass_boundary()
         self._step_batches = None
-        self._in_epoch = False
-        self._end()
+        self._loop.in_epoch = False
+        self._ending.end()
 
     def accumulate(self, loader: TrainLoader, *, passes: int = 1) -> Iterator[StepBatches]:
         """Iterate over the optimizer steps of an epoch; each is an iterable of this rank's micro-batches of the step.
@@ -430,11 +432,11 @@ class Context:
         """
         if self._step_batches is not None:
             raise UsageError("inside ctx.steps(...) loop over the loader itself, which has the step's micro-batches")
-        with contextlib.closing(self._events(loader)) as events:
+        with contextlib.closing(self._loop.events(loader)) as events:
             for event in events:
-                if event is not _BOUNDARY:
+                if event is not BOUNDARY:
                     first = itertools.chain([event], events)
-                    batches = StepBatches(first.__next__, self._accumulation, self._seed_micro_batch, passes)
+                    batches = StepBatches(first.__next__, self._accumulation, self._loop.seed_micro_batch, passes)
                     yield batches
                     batches.check_complete()
 
@@ -455,7 +457,7 @@ class Context:
             return
 
         def vote_on_batch(waits: int, unfinished: int) -> tuple[int, int, int]:
-            vote = self._stop_between_boundaries(Vote(data_late=waits, evaluation_unfinished=unfinished))
+            vote = self._ending.stop_between_boundaries(Vote(data_late=waits, evaluation_unfinished=unfinished))
             return vote.data_late, vote.evaluation_unfinished, vote.evaluation_left
 
         with self._evaluating():
@@ -477,7 +479,7 @@ class Context:
         """
         process_exit.raise_if_started()
         if not self._session.ended:
-            self._stop_between_boundaries(Vote())
+            self._ending.stop_between_boundaries(Vote())
 
     def on_stop(self, before: StopCallback | None = None, after: StopCallback | None = None) -> None:
         """Register functions for a stop, called on every rank with its cause: `before` and `after` the checkpoint.
@@ -485,7 +487,7 @@ class Context:
         The checkpoint includes the changes of `before`, which is called only where a checkpoint is saved. An exception
         is logged, and changes nothing.
         """
-        self._callbacks.add(before, after)
+        self._ending.callbacks.add(before, after)
 
     def metric(self, value: torch.Tensor | float) -> None:
         """Report a value by which the app's tuner compares this training with others; less is better.
@@ -527,14 +529,14 @@ class Context:
         """
         micro = self._accumulation.add_gradient(check=not self._checkpointing.saver.collective)
         if micro.last:
-            self._start_boundary_vote()  # the votes are summed while the gradients are computed
-        if self._adaptation is not None:
-            self._adaptation.begin_backward(self._progress.step, micro)
+            self._boundary.start_vote()  # the votes are summed while the gradients are computed
+        if self._position.adaptation is not None:
+            self._position.adaptation.begin_backward(self._position.progress.step, micro)
         self._session.metrics.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
-        if self._adaptation is not None:
-            self._adaptation.end_backward(scaler)
+        if self._position.adaptation is not None:
+            self._position.adaptation.end_backward(scaler)
 
     def weighted(self, loss: torch.Tensor) -> torch.Tensor:
         """Return `loss`, the mean over the current micro-batch, times its weight in the global batch.
@@ -546,11 +548,11 @@ class Context:
             UsageError: outside a loop over the training loader, or the batch adapts, or the script has cleared the
                 gradients of the earlier micro-batches.
         """
-        if self._adaptation is not None:
+        if self._position.adaptation is not None:
             raise UsageError("ctx.weighted(loss): a batch that adapts is measured by ctx.backward(loss): call that")
         micro = self._accumulation.add_gradient(check=not self._checkpointing.saver.collective)
         if micro.last:
-            self._start_boundary_vote()
+            self._boundary.start_vote()
         self._session.metrics.add_loss(loss, micro.samples)
         return loss if micro.weight == 1 else loss * micro.weight
 
@@ -561,7 +563,7 @@ class Context:
         counts like any other step.
 
         This call starts the vote of the step's boundary, and never raises SystemExit. The training stops, and saves,
-        where the loop requests its next batch (`_pass_boundary`), so a checkpoint includes what the script does after a
+        where the loop requests its next batch (`StepBoundary`), so a checkpoint includes what the script does after a
         step, such as a schedule's step.
 
         Raises:
@@ -573,11 +575,11 @@ class Context:
         self._accumulation.mark_stepped(micro)
         if self._statistics is not None:
             self._statistics.finish_step()
-        self._start_boundary_vote()  # for a script that calls no ctx.backward
-        adaptation = self._adaptation
+        self._boundary.start_vote()  # for a script that calls no ctx.backward
+        adaptation = self._position.adaptation
         factor = 1.0
         if adaptation is not None:
-            factor = adaptation.finish_gradients(self._progress.step, micro.global_samples)
+            factor = adaptation.finish_gradients(self._position.progress.step, micro.global_samples)
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
         with scaled_learning_rates(optimizers, factor):
             for optimizer in optimizers:
@@ -588,56 +590,10 @@ class Context:
                 optimizer.zero_grad()
         if scaler is not None:
             scaler.update()
-        if adaptation is not None:
-            adaptation.add_step(micro.global_samples, self._progress.cursor + micro.global_samples)
-        self._progress = self._progress._replace(
-            cursor=self._progress.cursor + micro.global_samples,
-            step=self._progress.step + 1,
-            samples=self._progress.samples + micro.global_samples,
-            adaptive=adaptation.position if adaptation is not None else None,
-        )
+        self._position.add_step(micro.global_samples)
         self._session.vote_interval.count_step()
         self._session.metrics.add_step(micro.global_samples)
         return True
-
-    def _pass_boundary(self) -> None:
-        """Pass the boundary after a step, or before an epoch: do what the ranks have voted for. Collective.
-
-        Raises:
-            SystemExit: the ranks have voted to stop.
-        """
-        self._start_boundary_vote()  # not started by `step` where an evaluation has forced a vote
-        watchdog, metrics = self._group.watchdog, self._session.metrics
-        watchdog.first_step_done = metrics.steps > 0 or watchdog.first_step_done
-        vote = self._session.finish_boundary_vote()
-        if vote is None:
-            return
-        stop_cause, save_due = vote.stop_cause, vote.save_due > 0
-        if self._splits_measurement() and not (vote.urgent or vote.superseded or vote.deadline_near):
-            stop_cause, save_due = None, False  # until the next boundary
-            self._session.vote_interval.force_vote()
-        self._supply.late = vote.data_late > 0
-        if vote.report_due or save_due or stop_cause:
-            metrics.synchronize()
-        if vote.report_due or stop_cause:
-            self._report_steps()
-        if stop_cause:
-            self._stop(stop_cause, urgent=vote.urgent > 0)
-        if self._loader is not None:
-            self._checkpointing.saver.settle(wait=False)
-            if save_due:
-                self._checkpointing.start(self._progress)
-        if vote.plan_due and self._adaptation is not None:
-            self._adaptation.agree_on_plan()
-
-    def _splits_measurement(self) -> bool:
-        """Whether a checkpoint here would lose a measurement on which the script's rule depends."""
-        adaptation = self._adaptation
-        return isinstance(adaptation, RuleAdaptation) and adaptation.splits_measurement(self._progress.step)
-
-    def _start_boundary_vote(self) -> None:
-        adaptation = self._adaptation
-        self._session.start_boundary_vote(self._supply, adaptation.wants_plan if adaptation is not None else None)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the tracked modules into a directory, in formats that are read without the shim. Collective.
@@ -659,7 +615,7 @@ class Context:
             raise UsageError("ctx.export(path): there is no model in ctx.track(...)")
         if not self.is_profiling_run:
             with self._group.watchdog.busy() if not self._session.ended else contextlib.nullcontext():
-                export_modules(Path(path), modules, self._group, self._progress.step)
+                export_modules(Path(path), modules, self._group, self._position.progress.step)
 
     def finish(self) -> None:
         """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
@@ -667,9 +623,7 @@ class Context:
         Raises:
             CheckpointError: the final checkpoint cannot be written.
         """
-        if not self._session.ended:
-            self._progress = self._progress._replace(finished=True)
-        self._end()
+        self._ending.finish()
 
     def __enter__(self) -> Context:  # noqa: PYI034  Self is not in Python 3.9's typing
         return self
@@ -692,34 +646,35 @@ class Context:
             epochs: the epochs of the training, None where it counts steps.
             steps: the optimizer steps of the training, None where it counts epochs.
         """
-        if self._loader is None or not self._checkpointing.tracked or not self._checkpointing.tracked.objects:
+        position = self._position
+        loader = position.loader
+        if loader is None or not self._checkpointing.tracked or not self._checkpointing.tracked.objects:
             loop = "ctx.steps(...)" if epochs is None else "ctx.epochs(...)"
             raise UsageError(f"ctx.loader(...) and ctx.track(...) come before {loop}")
-        if epochs is not None and isinstance(self._loader.order, DrawOrder):
+        if epochs is not None and isinstance(loader.order, DrawOrder):
             raise UsageError("ctx.epochs(...): random batches have no epochs; use ctx.steps(...)")
         warn_of_replaced_handlers(self._handlers)
         if self.rank == 0 and not self._accumulation.synchronized:
             warn_of_unwrapped_modules(self._accumulation.modules)
         self._begun = True
         if epochs is not None and not self.is_profiling_run:
-            self._adaptation = self._declaration.start_adaptation(
+            adaptation = self._declaration.start_adaptation(
                 self._session,
                 self._group,
-                self._loader,
+                loader,
                 self._checkpointing.tracked,
-                start=self._progress,
+                start=position.progress,
                 total=epochs,
             )
-        if self._adaptation is not None:
-            self._progress = self._progress._replace(adaptive=self._adaptation.position)
+            position.adapt(adaptation)
         self._session.report_start(
-            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
+            step=position.progress.step, samples=position.progress.samples, progress=position.adaptive_progress
         )
         file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
         for line in read_profiling_results(file):
             self._session.report.emit("trial", **line)
-        adapts = self._adaptation is not None
-        declared = self._declaration.declare_line(self._loader, epochs=epochs, steps=steps, adapts=adapts)
+        adapts = position.adaptation is not None
+        declared = self._declaration.declare_line(loader, epochs=epochs, steps=steps, adapts=adapts)
         self._session.report.emit("declare", **declared)
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
@@ -727,160 +682,10 @@ class Context:
         if self._step_batches is not None:
             yield from self._step_batches
             return
-        with contextlib.closing(self._events(loader)) as events:
+        with contextlib.closing(self._loop.events(loader)) as events:
             for event in events:
-                if event is not _BOUNDARY:
+                if event is not BOUNDARY:
                     yield event
-
-    def _events(self, loader: TrainLoader) -> Generator[Any, None, None]:
-        """Yield the micro-batches that are left of the epoch, and `_BOUNDARY` after each boundary. Collective."""
-        process_exit.raise_if_started()
-        if not self._in_epoch:
-            raise UsageError("iterate over the training loader inside ctx.epochs(...) or ctx.steps(...)")
-        self._accumulation.start_loop()
-        adaptation = self._adaptation
-        if adaptation is None:
-            yield from self._iterate_pass(loader, self._progress.epoch)
-        else:
-            adaptation.observe_schedules()
-            self._end_window(loader)
-            while not adaptation.epoch_over:
-                if loader.is_pass_over(self._progress.cursor):
-                    adaptation.end_pass()
-                    self._progress = self._progress._replace(cursor=0, adaptive=adaptation.position)
-                    continue
-                yield from self._iterate_pass(loader, adaptation.position.data_pass)
-        metrics = self._session.metrics
-        self._supply.prefetcher = None
-        metrics.synchronize()
-        evaluation_is_long = self._evaluation_time.long_between_epochs
-        # the ranks may have measured different durations: rank 0's counts
-        if self._group.on_rank_zero(lambda: evaluation_is_long):
-            with self._group.watchdog.busy():
-                self._checkpointing.start(self._progress)
-
-    def _iterate_pass(self, loader: TrainLoader, data_pass: int) -> Iterator[Any]:
-        """Yield the events that are left of a pass over the data, and of the epoch. Collective."""
-        metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
-        self._supply.start_epoch(loader)
-        metrics.restart_timer()
-        requested_at = metrics.timer_started
-        pairs = loader.micro_batches(data_pass, self._progress.cursor, self._await_data)
-        with contextlib.closing(pairs):
-            for micro, batch in pairs:
-                if self._adaptation is not None and micro.plan != loader.plan:
-                    self._change_plan(self._adaptation, micro.plan)
-                metrics.data_seconds += time.monotonic() - requested_at
-                watchdog.arm(f"step {self._progress.step + 1}")
-                try:
-                    accumulation.start_micro_batch(micro)
-                    yield batch
-                finally:  # also where the script leaves its loop here
-                    metrics.time_last_step()
-                    accumulation.end_micro_batch(micro)
-                    watchdog.disarm()
-                if micro.last:
-                    accumulation.end_batch()
-                    if self._adaptation is not None:
-                        self._adaptation.follow_schedules()
-                    metrics.stop_timer()
-                    read_anew = self._end_window(loader)
-                    self._pass_boundary()  # the training may stop here
-                    if self._profiling_run is not None:
-                        self._end_profiling_step(self._profiling_run, loader)
-                    self._evaluation_time.pass_boundary()
-                    metrics.restart_timer()
-                    yield _BOUNDARY
-                    if read_anew or (self._adaptation is not None and self._adaptation.epoch_over):
-                        return
-                requested_at = time.monotonic()
-
-    def _end_window(self, loader: TrainLoader) -> bool:
-        """Let the script's rule choose the next batch where a window of it is over, within an epoch. Collective.
-
-        Returns:
-            Whether the batch changes: the data are then read anew from the present position.
-        """
-        adaptation = self._adaptation
-        if not isinstance(adaptation, RuleAdaptation) or adaptation.epoch_over:
-            return False
-        plan = adaptation.end_window()
-        self._progress = self._progress._replace(adaptive=adaptation.position)
-        if plan is None:
-            return False
-        self._session.metrics.synchronize()
-        self._report_steps()
-        loader.start_with(plan)
-        self._session.metrics.request_summary()
-        self._session.vote_interval.force_vote()
-        return True
-
-    def _change_plan(self, adaptation: BatchAdaptation, plan: BatchPlan) -> None:
-        """Report the steps of the last plan apart from those of the new one, which begin now. Collective."""
-        started = time.monotonic()
-        self._session.metrics.synchronize()
-        self._report_steps()
-        adaptation.use_plan(plan)
-        self._session.metrics.exclude(time.monotonic() - started)
-
-    def _end_epoch(self) -> None:
-        """Move the position to the beginning of the next epoch."""
-        epoch = self._progress.epoch + 1
-        if self._adaptation is None:
-            self._progress = self._progress._replace(epoch=epoch, cursor=0)
-            return
-        cursor = self._progress.cursor if self._adaptation.end_epoch() else 0
-        self._progress = self._progress._replace(epoch=epoch, cursor=cursor, adaptive=self._adaptation.position)
-
-    def _next_pass(self) -> None:
-        """Begin the next epoch of a training that counts steps."""
-        self._end_epoch()
-        self._evaluation_time.end_epoch()
-        self._accumulation.start_epoch()
-
-    def _seed_micro_batch(self, micro: MicroBatch) -> None:
-        """Seed the generators for a further pass over a micro-batch, as for the first one."""
-        assert self._loader is not None  # noqa: S101  a micro-batch comes from it
-        data_pass = self._progress.epoch if self._adaptation is None else self._adaptation.position.data_pass
-        seed_generators(derive_seed(self._loader.order.seed, data_pass, micro.position, "micro-batch"))
-
-    def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
-        """Exit after the last step of a profiling run; all ranks count alike."""
-        plan, done = loader.plan, self._progress
-        if run.record_step(
-            done.step,
-            done.samples,
-            self._synchronized_time,
-            world_size=self.size,
-            global_batch=plan.global_batch,
-            per_gpu_batch=plan.per_gpu_batch,
-            accumulation=plan.accumulation,
-        ):
-            self._session.exit_finished()
-
-    def _synchronized_time(self) -> float:
-        """Return the time on the monotonic clock at which the device has finished its work."""
-        self._group.synchronize()
-        return time.monotonic()
-
-    def _await_data(self, prefetcher: Prefetcher[Any]) -> None:
-        """Wait, as a part of the boundary, until every rank has its next batch or a stop is agreed."""
-        self._supply.prefetcher = prefetcher
-        is_stream = self._loader is not None and self._loader.is_stream
-        self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
-        vote = Vote()
-        while self._supply.late:
-            waits = not self._data_wait.ready(prefetcher, POLL_INTERVAL)
-            samples = next_batch_samples(prefetcher) if is_stream and not waits else 0
-            own = Vote(data_late=waits, batch_samples=samples, batch_samples_squared=samples * samples)
-            vote = self._session.start_vote(own).result()
-            if vote.stop_cause:
-                self._session.metrics.synchronize()
-                self._report_steps()
-                self._stop(vote.stop_cause, urgent=vote.urgent > 0)
-            self._supply.late = vote.data_late > 0
-        if is_stream:
-            check_same_stream(vote.batch_samples, vote.batch_samples_squared, self.size)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -895,98 +700,8 @@ class Context:
         finally:
             resume_buffer_broadcasts(stopped)
             seconds = time.monotonic() - started
-            self._evaluation_time.add(seconds)
+            self._loop.evaluation_time.add(seconds)
             self._session.metrics.exclude(seconds)
-
-    def _stop_between_boundaries(self, vote: Vote) -> Vote:
-        """Stop where a requested stop loses no progress, or has no time left; else return the sum of the ranks' votes.
-
-        The script may have changed tracked objects since the last boundary, so nothing can be saved here.
-
-        Raises:
-            SystemExit: the ranks have voted to stop.
-        """
-        self._session.vote_interval.force_vote()
-        if self.rank == 0:
-            vote = vote._replace(
-                progress_saved=self._checkpointing.saver.covers(self._progress),
-                deadline_near=self._session.seconds_to_deadline() < (self._session.save_history.slowest_seconds or 0),
-            )
-        found = self._session.start_vote(vote).result()
-        # a training that is to end for good continues to its next boundary, where its final checkpoint can be saved
-        saved = found.progress_saved and not found.finish
-        stops_now = saved or found.deadline_near or found.urgent or found.superseded
-        # a rank that left its evaluation early does not wait for this vote's result, and would not stop with the others
-        if found.stop_cause and stops_now and not found.evaluation_left:
-            self._report_steps()
-            self._stop(found.stop_cause, may_save=False)
-        return found
-
-    def _report_steps(self) -> None:
-        if self._loader is not None:
-            values = self._adaptation.step_values() if self._adaptation is not None else None
-            self._session.report_steps(self._progress.step, self._loader.plan, values)
-
-    def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
-        """Save if there is a new position to save and time to save it, and exit. Collective.
-
-        A request to finish ends the training as `finish` does: its final checkpoint is saved, and a later start trains
-        no more.
-
-        Raises:
-            SystemExit: always.
-            CheckpointError: the final checkpoint cannot be written.
-        """
-        if cause == "finish" and may_save:
-            self._callbacks.run_before(cause)
-            self.finish()
-            self._callbacks.run_after(cause)
-            self._session.exit_finished()
-        noticed = self._group.earliest(self._session.stop_requests.noticed)
-        with self._group.watchdog.busy():
-            self._checkpointing.saver.settle()
-
-        def decide() -> bool:
-            return may_save and self._checkpointing.worth_saving(self._progress, cause, urgent=urgent)
-
-        should_save = self._group.on_rank_zero(decide)
-        if should_save:
-            self._callbacks.run_before(cause)
-
-        saved = should_save and self._checkpointing.save_for_stop(self._progress)
-
-        def outcome() -> tuple[str, bool]:
-            unchanged = self._progress == self._checkpointing.saver.saved_progress
-            # without a save the stop is checkpointed if the newest checkpoint has this position already
-            checkpointed = saved or (not should_save and cause != "superseded" and unchanged)
-            return ("superseded" if self._session.stop_requests.superseded else cause), checkpointed
-
-        cause, checkpointed = self._group.on_rank_zero(outcome)
-        self._callbacks.run_after(cause)
-        self._session.exit_for_stop(
-            cause,
-            step=self._progress.step,
-            noticed=noticed,
-            checkpointed=checkpointed,
-            progress=self._adaptive_progress,
-        )
-
-    def _end(self) -> None:
-        """Save the final checkpoint, and end the training; nothing where it has ended already. Collective."""
-        if self._session.ended:
-            return
-        self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
-        self._session.metrics.time_last_step()
-        self._session.metrics.synchronize()
-        self._report_steps()
-        if not self._checkpointing.save_at_end(self._progress):
-            self._stop("superseded")
-        with self._group.watchdog.armed("the end of the training"):
-            stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
-        self._group.watchdog.close()
-        self._session.report_finished(
-            step=self._progress.step, samples=self._progress.samples, progress=self._adaptive_progress
-        )
 
     def _close(self) -> None:
         """Destroy the process group when the interpreter exits, because the script may need it until then.

@@ -63,7 +63,9 @@ class MlflowRun:
         self._client.log_batch(self._id, metrics=[Metric(name, value, now, step) for name, value in values.items()])
 
     def close(self, outcome: str) -> None:
-        """Set the run's status: SCHEDULED, where another run of the job continues it."""
+        """Set the run's status: SCHEDULED, where another run of the job continues it; none, where one has begun to."""
+        if outcome == "superseded":
+            return
         if outcome == "stopped":
             self._client.update_run(self._id, status=STATUSES[outcome])
         else:

@@ -42,7 +42,10 @@ class TrackerRun(Protocol):
         """Log values at an optimizer step."""
 
     def close(self, outcome: str) -> None:
-        """End the process's part of the run; the outcome is `stopped`, `finished` or `failed`."""
+        """End the process's part of the run; the outcome is `stopped`, `superseded`, `finished` or `failed`.
+
+        A newer trainer has begun to log to the same run where it is `superseded`.
+        """
 
 
 class Tracker:
@@ -97,17 +100,19 @@ class Tracker:
             self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def close(self, outcome: str) -> None:
-        """End this process's part of the run; after a stop, wait for CLOSE_SECONDS at most.
+        """End this process's part of the run; where the training goes on elsewhere, wait for CLOSE_SECONDS at most.
 
         Args:
-            outcome: `stopped` where another run of the job continues, `finished` or `failed`.
+            outcome: `stopped` where another run of the job continues, `finished` or `failed`; `superseded` takes its
+                place where a newer trainer has started.
         """
         run, self._run = self._run, None
         if run is None:
             return
+        outcome = "superseded" if self._superseded() else outcome
         closing = threading.Thread(target=_close, args=(run, outcome), daemon=True)
         closing.start()
-        closing.join(CLOSE_SECONDS if outcome == "stopped" else None)
+        closing.join(CLOSE_SECONDS if outcome in {"stopped", "superseded"} else None)
 
 
 def open_tracker(

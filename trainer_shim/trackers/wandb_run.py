@@ -31,7 +31,7 @@ class WandbRun:
 
     def close(self, outcome: str) -> None:
         """Flush, and mark a stopped run as preempted."""
-        if outcome == "stopped":
+        if outcome in {"stopped", "superseded"}:
             self.handle.mark_preempting()
         self.handle.finish(exit_code=0 if outcome == "finished" else 1)
 

@@ -255,10 +255,99 @@ def test_an_element_without_an_earlier_gradient(name):
     optimizer = OPTIMIZERS[name]([weight])
     weight.grad = torch.tensor([2.0, 0.0], dtype=torch.float64)
     optimizer.step()
-    preconditioner = Preconditioner(optimizer, optimizer.param_groups[0], weight)
-    (whole,) = preconditioner.apply([torch.ones(2, dtype=torch.float64)], [None])
-    assert 0 < (whole[0] * preconditioner.factor).item() < 10
+    preconditioner = Preconditioner(optimizer, optimizer.param_groups[0])
+    (whole,), factor = preconditioner.apply([weight], [torch.ones(2, dtype=torch.float64)])
+    assert 0 < (whole[0] * factor).item() < 10
     assert whole[1].item() == 0
+
+
+class Several:
+    """A net of parameters of several shapes, dtypes and groups, whose gradients are drawn at random."""
+
+    def __init__(self, make, batch_bytes, ranks):
+        generator = torch.Generator().manual_seed(7)
+        shapes = [((3, 5), torch.float32), ((40,), torch.float32), ((), torch.float32), ((2, 3, 4), torch.bfloat16)]
+        self.parameters = [
+            torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape, dtype in shapes * 2
+        ]
+        half = len(shapes)
+        self.optimizer = make([{"params": self.parameters[:half]}, {"params": self.parameters[half:], "lr": 0.01}])
+        self.noise = GradientNoise([self.optimizer], ranks=ranks, every=1, batch_bytes=batch_bytes)
+        self.generator = generator
+
+    def measurements(self, plan, scaler=None):
+        """The sums of some steps; in the first one, some parameters have no gradient."""
+        found = []
+        for step in range(3):
+            trained = self.parameters[2:] if step == 0 else self.parameters
+            for micro in micro_batches(torch.arange(plan.global_batch), 0, PlanSwitch(plan), 0):
+                self.noise.begin_pass(step, micro)
+                factors = [torch.randn(each.shape, generator=self.generator) for each in trained]
+                loss = sum((each * factor).sum() for each, factor in zip(trained, factors, strict=True)) * micro.weight
+                (loss if scaler is None else loss * scaler).backward()
+                self.noise.end_pass(scaler)
+            found.append(self.noise.finish_step(step))
+            for each in self.parameters:
+                each.grad = each.grad if scaler is None or each.grad is None else each.grad / scaler
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("ranks", "max_per_gpu"), [(1, None), (1, 2), (2, None)], ids=["compared", "passes", "ranks"])
+def test_joined_gradients_have_the_measurement_of_single_ones(name, ranks, max_per_gpu):
+    """Gradients measured as few tensors, as on a GPU, or some at a time, give what those of each parameter give."""
+    plan = plan_batch(4, ranks, max_per_gpu)
+    scaler = torch.tensor(8.0)
+    single, some, joined = (
+        Several(OPTIMIZERS[name], limit, ranks).measurements(plan, scaler) for limit in (0, 150, 2**20)
+    )
+    assert LocalSums(*single[-1].tolist()).invalid == 0
+    torch.testing.assert_close(joined, single, rtol=1e-5, atol=0)
+    torch.testing.assert_close(some, single, rtol=1e-5, atol=0)
+
+
+def test_norms_of_half_precision_gradients():
+    """The norm of a float16 gradient is accumulated in float32: it may be more than a float16 holds."""
+    weights = [torch.nn.Parameter(torch.zeros(10_000, dtype=torch.float16)) for _ in range(2)]
+    noise = GradientNoise([torch.optim.SGD(weights, lr=1.0)], ranks=2, every=1, batch_bytes=2**20)
+    for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 2)), 0):
+        noise.begin_pass(0, micro)
+        sum((each * 1000).sum() for each in weights).backward()
+        noise.end_pass(None)
+    assert noise.finish_step(0).weighted_squares == pytest.approx(0.5 * 2 * 10_000 * 1000**2, rel=1e-3)
+
+
+@pytest.mark.parametrize(("max_per_gpu", "hooked"), [(None, [False] * 4), (2, [False, False, True, False])])
+def test_hooks_only_where_passes_are_measured(max_per_gpu, hooked):
+    """The parameters have hooks in the passes of a measured step alone, and none where steps are compared."""
+    rank = Rank(OPTIMIZERS["sgd"], every=3)
+    found = []
+    for step in range(4):
+        for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 1, max_per_gpu)), 0):
+            rank.noise.begin_pass(step, micro)
+            in_pass = bool(rank.weight._backward_hooks)
+            rank.weight.sum().backward()
+            rank.noise.end_pass(None)
+            assert not rank.weight._backward_hooks
+        found.append(in_pass)
+        rank.noise.finish_step(step)
+    assert found == hooked
+
+
+def test_a_pass_that_fails_leaves_nothing():
+    """Gradients of a backward pass that failed do not count in the next one, which the script begins anew."""
+    rank = Rank(OPTIMIZERS["sgd"], ranks=2)
+    (micro,) = micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 2)), 0)
+    rank.noise.begin_pass(0, micro)
+    rank.weight.sum().backward()
+    rank.noise.begin_pass(1, micro)
+    rank.weight.grad = None
+    rank.weight.sum().backward()
+    rank.noise.end_pass(None)
+    found = rank.noise.finish_step(1)
+    assert (found.invalid, found.weighted_squares) == (0.0, pytest.approx(0.5 * SIZE))
 
 
 def test_what_cannot_be_measured_is_named():

@@ -123,7 +123,7 @@ def test_an_epoch_goes_on_over_passes_and_may_be_left(ctx, lease):
         for x in training.loader:
             ctx.backward((training.model(x) - torch.randn(len(x), 1)).square().mean())
             if ctx.step(training.optimizer):
-                passes.add((epoch, ctx._progress.adaptive.data_pass))
+                passes.add((epoch, ctx._position.progress.adaptive.data_pass))
                 if epoch == 1 and ctx.progress > ends[0] + 3:
                     break
         ends.append(ctx.progress)
@@ -194,7 +194,7 @@ def test_the_noise_is_measured(ctx, tmp_path):
     for _ in training.steps(4):
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
     assert training.sizes == [8] * 256
-    averages = ctx._adaptation._averages
+    averages = ctx._position.adaptation._averages
     assert averages.noise_scale > 0
     lines = (tmp_path / "reports" / "incarnation-1.jsonl").read_text().splitlines()
     last = [line for line in map(json.loads, lines) if line["kind"] == "steps"][-1]

@@ -1,5 +1,6 @@
 """Points that are logged once, and trackers that fail."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -137,3 +138,32 @@ def test_an_unknown_tracker_is_refused(tmp_path, monkeypatch):
             module.open_tracker(
                 kind, {}, directory=tmp_path, uid=None, present_step=lambda: 0, superseded=lambda: False
             )
+
+
+def test_a_superseded_trainer_says_so(library, tmp_path):
+    """Whatever ends a trainer that a newer one has superseded, its library is told of the newer one."""
+    for outcome in ("stopped", "finished", "failed"):
+        opened(tmp_path, superseded=True).close(outcome)
+    (run,) = library.runs.values()
+    assert run.outcomes == ["superseded"] * 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("stopped", "SCHEDULED"), ("superseded", "RUNNING"), ("finished", "FINISHED"), ("failed", "FAILED")],
+)
+def test_the_status_of_an_mlflow_run(outcome, status, monkeypatch):
+    """A stopped run waits for its next trainer; the status that a newer trainer has set stays."""
+    client = SimpleNamespace(status="RUNNING")
+    client.get_experiment_by_name = lambda _: SimpleNamespace(experiment_id="1")
+    client.search_runs = lambda *_, **__: [SimpleNamespace(info=SimpleNamespace(run_id="r"))]
+    client.update_run = lambda _, status: setattr(client, "status", status)
+    client.set_terminated = client.update_run
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=None, Param=None))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda _: client))
+    monkeypatch.delitem(sys.modules, module.LIBRARIES["mlflow"], raising=False)
+    mlflow_run = importlib.import_module(module.LIBRARIES["mlflow"])
+    del sys.modules[module.LIBRARIES["mlflow"]]  # later tests do not find the module with these stubs
+    mlflow_run.open_run("metasched-1", {}).close(outcome)
+    assert client.status == status
