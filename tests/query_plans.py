@@ -58,7 +58,7 @@ def calls(store, now):
 def scans(store, call):
     """The steps of a call's queries that read a whole table with rows that grow with the history."""
     statements = []
-    connection = store._db.conn
+    connection = store._db
     original = store._rows
 
     def noted(sql, parameters=()):

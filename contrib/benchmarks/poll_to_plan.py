@@ -63,7 +63,10 @@ SUBMITTERS = 4
 STEADY_POLLS = 5
 MOST_INTAKE_POLLS = 200
 POLL_SECONDS = 2.0
-ROWS = ("steady", "one job ended", "one job arrived", "round, fifo", "round, las", "reading the status")
+ROWS = (
+    *("steady", "one job ended", "one job arrived", "reading the status"),
+    *(f"{kind}, {policy}" for policy in POLICIES for kind in ("first round", "round")),
+)
 FILL_SECONDS = 60.0
 # A stage is a function that the daemon calls at each poll: its owner and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
@@ -259,8 +262,9 @@ def measure(base: Path, held: int) -> dict[str, Any]:
         controller.poll()
         polls["reading the status"] = dict.fromkeys(polls["steady"], 0.0) | reading(shared)
         for name in POLICIES:
-            controller.reconfigure(config, policy_named(name))
-            polls[f"round, {name}"] = polled(controller, watch)
+            for row_name in (f"first round, {name}", f"round, {name}"):
+                controller.reconfigure(config, policy_named(name))
+                polls[row_name] = polled(controller, watch)
             snapshot = watch.last["decide"][0]
             result["free"][name] = on_free_gpus(snapshot, policy_named(name))
         result["jobs"] = len(snapshot.jobs) - 1

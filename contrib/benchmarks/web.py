@@ -35,9 +35,9 @@ from starlette.routing import Route
 from contrib.benchmarks import common
 from contrib.benchmarks.large_site import APP, ROUND_SECONDS, SHOWCASE, USERS, Sizes, build, status
 from metasched.configuration.config import Config
-from metasched.forecast.live_settings import live_settings
 from metasched.forecast.what_if_result import WhatIfTask, read_result
 from metasched.shared_dir.published_status import publish
+from metasched.simulator.live_settings import live_settings
 from metasched.web.application import all_pages
 from metasched.web.site import API
 

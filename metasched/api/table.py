@@ -36,13 +36,20 @@ def fields_of(record: Any) -> dict[str, Any]:
     records become dictionaries.
     """
     row: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    for name in _names(type(record)):
+        value = getattr(record, name)
         if isinstance(value, Reason):
             row |= reason_fields(value)
         else:
-            row[field.name] = msgspec.to_builtins(value, enc_hook=str)
+            row[name] = msgspec.to_builtins(value, enc_hook=str)
     return row
+
+
+def _names(kind: Any) -> Sequence[str]:
+    """Return the names of the fields of a kind of records."""
+    if dataclasses.is_dataclass(kind):
+        return [one.name for one in dataclasses.fields(kind)]
+    return [one.name for one in msgspec.structs.fields(kind)]
 
 
 class Table(Sequence[Record]):

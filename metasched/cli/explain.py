@@ -40,7 +40,7 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
     words = sentences(found, status, past, now)
     if as_json:
         details = {} if past is None else _plain(past)
-        echo_json("explain", {"job": dataclasses.asdict(found), "words": words, **details})
+        echo_json("explain", {"job": published.job_fields(found), "words": words, **details})
         return
     for sentence in words:
         click.echo(clean(sentence))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from metasched.cli import completion
 from metasched.cli.caller import own_name
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option
@@ -61,6 +62,7 @@ class _View:
     "states",
     multiple=True,
     metavar="STATE",
+    shell_complete=completion.states,
     help="Only jobs in this state, such as running, waiting or failed; repeat it for more.",
 )
 @click.option(
@@ -114,7 +116,9 @@ def command(
             raise click.UsageError("--json prints the whole document once: leave out --watch and --summary")
         status = _selected(published.read(directory), selection)
         now = time.time()
-        found = dataclasses.asdict(dataclasses.replace(status, jobs=tuple(in_order(status.jobs, order))))
+        found = dataclasses.asdict(dataclasses.replace(status, jobs=(), finished=()))
+        found["jobs"] = [published.job_fields(job) for job in in_order(status.jobs, order)]
+        found["finished"] = [published.job_fields(job) for job in status.finished]
         echo_json("status", {**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
         return
     from metasched.cli import tables  # noqa: PLC0415  --json needs no rich

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -24,10 +25,12 @@ class PolicyParameters(BaseModel):
     """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the configuration file.
 
     Types are strict. A field that is a tuple needs ``Field(strict=False)``, since files have lists only. Numbers must
-    be finite, since parameters are stored as JSON.
+    be finite, since parameters are stored as JSON. The docstring below a field is its meaning in `metasched policies`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @property
     def gpu_types(self) -> frozenset[str]:
@@ -145,10 +148,15 @@ class DuplicatePolicyError(MetaschedError):
 
 
 class Registry:
-    """The known policies by name; every name is registered once."""
+    """The known policies by name; every name is registered once.
 
-    def __init__(self) -> None:
+    Args:
+        entry_points: of further policies, which are imported when they are asked for.
+    """
+
+    def __init__(self, entry_points: Iterable[EntryPoint] = ()) -> None:
         self._policies: dict[str, type[Policy]] = {}
+        self._entry_points = sorted(entry_points, key=lambda one: one.name)  # not imported yet
 
     def register(self, policy: type[Policy]) -> None:
         """Add a policy under its name.
@@ -156,11 +164,13 @@ class Registry:
         Raises:
             DuplicatePolicyError: another policy has the same name.
         """
+        self._import_named(policy.name)
         if self._policies.setdefault(policy.name, policy) is not policy:
             raise DuplicatePolicyError(policy.name)
 
     def names(self) -> list[str]:
         """The names of the registered policies, sorted."""
+        self._import(self._entry_points)
         return sorted(self._policies)
 
     def get(self, name: str) -> type[Policy]:
@@ -169,21 +179,31 @@ class Registry:
         Raises:
             UnknownPolicyError: no policy has that name.
         """
+        self._import_named(name)
+        if name not in self._policies:  # a plug-in may name its entry point otherwise than its policy
+            self._import(self._entry_points)
         try:
             return self._policies[name]
         except KeyError:
             raise UnknownPolicyError(name, self._policies) from None
 
+    def _import_named(self, name: str) -> None:
+        self._import([one for one in self._entry_points if one.name == name])
+
+    def _import(self, entry_points: Sequence[EntryPoint]) -> None:
+        """Import and register policies; what cannot be imported is logged and skipped."""
+        self._entry_points = [one for one in self._entry_points if one not in entry_points]
+        for one in entry_points:
+            try:
+                self.register(one.load())
+            except Exception:  # third-party code may raise anything while it is imported
+                log.exception("policy plug-in %s (%s) is broken and was skipped", one.name, one.value)
+
 
 def installed_policies() -> Registry:
     """The policies of all installed packages, found by their entry points.
 
-    A plug-in that cannot be imported is logged and skipped; it does not stop the daemon.
+    A policy is imported, with the libraries that it needs, when it is asked for by name, or when all names are. A
+    plug-in that cannot be imported is logged and skipped; it does not stop the daemon.
     """
-    registry = Registry()
-    for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
-        try:
-            registry.register(entry_point.load())
-        except Exception:  # third-party code may raise anything while it is imported
-            log.exception("policy plug-in %s (%s) is broken and was skipped", entry_point.name, entry_point.value)
-    return registry
+    return Registry(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))

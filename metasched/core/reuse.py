@@ -10,7 +10,7 @@ With ``METASCHED_FROM_SCRATCH=1`` in the daemon's environment nothing is reused;
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 FROM_SCRATCH = "METASCHED_FROM_SCRATCH"
@@ -82,6 +82,17 @@ class Interned(Generic[T]):
                 self._known = {key(record): record for record in found}
             self._given = records
         return self._latest
+
+
+def unchanged(before: Mapping[str, T], after: Mapping[str, T]) -> Mapping[str, T]:
+    """Return ``after`` with the earlier objects of the values that are equal to those before.
+
+    The whole is the same object as before if it has the same keys and values in the same order.
+    """
+    found = {
+        key: value if (known := before.get(key)) is None or known != value else known for key, value in after.items()
+    }
+    return before if found == before and list(found) == list(before) else found
 
 
 def _differ(one: object, other: object) -> bool:

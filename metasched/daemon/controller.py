@@ -24,7 +24,7 @@ from metasched.core.model import Action, Hold, Job, NodeAdvice, Placement, Plann
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
-from metasched.core.reuse import Latest, reuses_results
+from metasched.core.reuse import Latest, reuses_results, unchanged
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.app_status import app_statuses
 from metasched.daemon.background_solver import BackgroundSolver
@@ -49,7 +49,7 @@ from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import start_deferral
 from metasched.observe.observer import Observer
-from metasched.replay.snapshot_codec import encode
+from metasched.replay.snapshot_codec import SnapshotEncoder
 from metasched.scheduling.batch_changes import with_batch_plans
 from metasched.scheduling.contract_checks import PolicyViolationError
 from metasched.scheduling.engine import RoundResult, run_round
@@ -124,6 +124,7 @@ class Controller:
         private = settings.values.get("PrivateData", "").lower() not in {"", "none", "(null)"}
         self._metrics = MetricsPublisher(store, mailbox.shared, private=private)
         self.poll_times = PollTimes()
+        self._snapshots = SnapshotEncoder()
         self._background_solver = BackgroundSolver()
         self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
@@ -517,6 +518,8 @@ class Controller:
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name), self._apps)
+            reasons = unchanged(self._reasons, result.reasons)
+            keeps_snapshot = self.config.history.snapshots_bytes and not self._store_log.full
             sharing = _gpu_sharing_after(self.policy, snapshot, result)
             undisturbed = [
                 job
@@ -530,9 +533,9 @@ class Controller:
                 parameters=self.policy.parameters.model_dump(mode="json"),
                 state=result.state,
                 targets=result.targets,
-                reasons=result.reasons,
+                reasons=reasons,
                 decide_seconds=(took := time.perf_counter() - begun),
-                snapshot=encode(snapshot) if self.config.history.snapshots_bytes and not self._store_log.full else b"",
+                snapshot=self._snapshots.encode(snapshot) if keeps_snapshot else b"",
                 snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
                 co_runners=sharing.partners,
@@ -557,17 +560,17 @@ class Controller:
         self._unsolved = result.state if precomputes else None
         if not self.policy.precompute_at:
             self._begin_solving(snapshot)
-        self._targets = result.targets
-        self._batches = result.batches
+        self._targets = unchanged(self._targets, result.targets)
+        self._batches = unchanged(self._batches, result.batches)
         self._apps = result.apps
         self._ends = result.ends
         self._searches = result.searches
         self._gpu_sharing = sharing
-        self._reasons = result.reasons
+        self._reasons = reasons
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
-        self._planned = result.decision.planned
-        self._ranked = result.ranked
+        self._planned = unchanged(self._planned, result.decision.planned)
+        self._ranked = ranked if (ranked := result.ranked) != self._ranked else self._ranked
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from metasched.configuration.config import Config
+from metasched.core.file_replacement import replace_file
 from metasched.core.model import Job, Node, Status
+from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.cluster_state import ClusterState
 from metasched.metrics.exposition import OTHER, counters_in, exposition, not_below
 from metasched.metrics.sample import Histogram, Sample
-from metasched.shared_dir.published_status import replace_file
 from metasched.store import Store
 from metasched.store.counting_triggers import BUCKETS
 from metasched.store.metric_rows import CounterKey
@@ -55,6 +56,7 @@ class MetricsPublisher:
         self._published = -math.inf
         self._last_poll: float | None = None
         self._failed = False
+        self._jobs = Latest[_JobMetrics](reuses=reuses_results())
         self._highest: dict[tuple[str, str], float] = {}  # GPU-seconds, published so far: no counter ever falls
         self._sample: Sample | None = None
         self._floors = _published_counters(self._path)
@@ -83,7 +85,7 @@ class MetricsPublisher:
         if self._sample is None:
             return
         try:
-            replace_file(self._path, not_below(exposition(self._sample), self._floors))
+            replace_file(self._path, not_below(exposition(self._sample), self._floors), mode=0o644)
         except OSError as error:
             if not self._failed:
                 log.warning("metrics_not_published", path=str(self._path), error=error.strerror)
@@ -94,7 +96,9 @@ class MetricsPublisher:
     def _sampled(self, controller: Controller, state: ClusterState) -> Sample:
         counters = self._store.metric_counters()
         free = _free_by_node(state)
-        waiting = [job for job in state.snapshot.jobs if job.status in _WAITING]
+        jobs = self._jobs.of(
+            lambda: _job_metrics(controller, state, free), state.version, state.snapshot.nodes, *controller.decided
+        )
         rhos = self._store.worst_rhos(state.snapshot.now - _RHO_SECONDS)
         accounts = None if self._private else self._account_metrics(state, counters)
         return Sample(
@@ -105,9 +109,9 @@ class MetricsPublisher:
             poll_seconds=controller.poll_times.last,
             decide_seconds=controller.decide_seconds,
             rounds=controller.round_number,
-            jobs=Counter(job.status.value for job in state.snapshot.jobs),
-            waiting=Counter(str((job.blocked or controller.reason(job.uid)).code) for job in waiting),
-            fitting=_fitting(waiting, state.snapshot.nodes, free),
+            jobs=jobs.by_status,
+            waiting=jobs.waiting,
+            fitting=jobs.fitting,
             gpus=_gpus(state, free),
             account_gpus=None if accounts is None else accounts[0],
             account_gpu_seconds=None if accounts is None else accounts[1],
@@ -149,6 +153,25 @@ class MetricsPublisher:
         for place, amount in total.items():
             self._highest[place] = max(self._highest.get(place, 0.0), amount)
         return gpus, dict(self._highest)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobMetrics:
+    """The numbers of jobs by status, of waiting jobs by the code of their reason, and of those that would fit."""
+
+    by_status: Mapping[str, int]
+    waiting: Mapping[str, int]
+    fitting: int
+
+
+def _job_metrics(controller: Controller, state: ClusterState, free: Mapping[str, int]) -> _JobMetrics:
+    jobs = state.snapshot.jobs
+    waiting = [job for job in jobs if job.status in _WAITING]
+    return _JobMetrics(
+        Counter([job.status.value for job in jobs]),
+        Counter([str((job.blocked or controller.reason(job.uid)).code) for job in waiting]),
+        _fitting(waiting, state.snapshot.nodes, free),
+    )
 
 
 def _free_by_node(state: ClusterState) -> Mapping[str, int]:

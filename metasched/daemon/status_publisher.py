@@ -37,19 +37,15 @@ from metasched.shared_dir.job_reasons import reason_fields, without_other_jobs
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     AppStatus,
-    DecidedStatus,
     DeferredStatus,
     JobStatus,
     PlannedStatus,
     Status,
     StatusError,
-    decided_fields,
-    decided_of,
-    encode_decided,
-    encode_described,
     encode_job,
     encode_jobs_file,
     public_facts,
+    public_job,
     publish_jobs,
     publish_summary,
 )
@@ -82,6 +78,7 @@ class StatusPublisher:
         self._failed = False
         self._reuses = reuses_results()
         self._ended = Latest[tuple[JobStatus, ...]](reuses=self._reuses)
+        self._ended_jobs: Mapping[str, tuple[JobRecord, JobStatus]] = {}  # by uid
         self._ids = Latest[_Ids](reuses=self._reuses)
         self._most_gpus = Latest[Mapping[str, int]](reuses=self._reuses)
         self._rendered: dict[str, _RenderedJob] = {}  # by uid, in the order of the snapshot
@@ -110,17 +107,14 @@ class StatusPublisher:
         if not self._is_due(controller, state):
             return
         snapshot = state.snapshot
-        finished = self._ended.of(
-            lambda: tuple(self._ended_job(record) for record in self._recently_ended()), self._store.live_records()
-        )
+        finished = self._ended.of(self._recently_ended, self._store.live_records())
         apps, deferred = tuple(controller.app_statuses(snapshot.jobs)), _deferred(controller)
         self._publish_jobs(controller, state, finished, apps, deferred)
-        gone = (self._pasts.keys() | self._contention_before.keys()) - state.jobs.keys()
-        if gone:
-            shown = {job.uid for job in finished}
-            self._pasts = {uid: past for uid, past in self._pasts.items() if uid not in gone or uid in shown}
-            for uid in gone:
-                self._contention_before.pop(uid, None)
+        shown = {job.uid for job in finished}
+        for uid in [uid for uid in self._pasts if uid not in state.jobs and uid not in shown]:
+            del self._pasts[uid]
+        for uid in [uid for uid in self._contention_before if uid not in state.jobs]:
+            del self._contention_before[uid]
         integrals = self._store.load_integrals(snapshot.now)
         status = Status(
             published=snapshot.now,
@@ -170,7 +164,7 @@ class StatusPublisher:
         deferred: tuple[DeferredStatus, ...],
     ) -> None:
         """Write the files of jobs where they have others."""
-        snapshot, hidden = state.snapshot, state.jobs_are_private
+        snapshot, jobs, hidden = state.snapshot, state.snapshot.job, state.jobs_are_private
         decided = controller.decided
         shown = (state.version, *decided)
         was_set_back = self._last is not None and self._last.published > snapshot.now  # ages are those of then
@@ -184,7 +178,7 @@ class StatusPublisher:
         self._shown = shown
         renders_all = not self._reuses or was_set_back or hidden is not self._were_private
         known = {} if renders_all else self._rendered
-        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := snapshot.job.get(uid))}
+        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := jobs.get(uid))}
         is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
         order = tuple([job.uid for job in snapshot.jobs])
         changed = {self._rendered[uid].job.user for uid in self._rendered.keys() - state.jobs.keys()}
@@ -198,33 +192,33 @@ class StatusPublisher:
             if before is not None and is_described and before.facts == facts:
                 rendered[uid] = before
                 continue
-            job, record = snapshot.job[uid], state.jobs[uid].record
-            if before is not None and is_described and ids is None:
-                after = before.decided_again(facts, _decided(job, record, controller))
+            job, record = jobs[uid], state.jobs[uid].record
+            if before is not None and is_described:
+                shown_job = msgspec.structs.replace(before.job, **_decided(job, record, controller))
             else:
-                after = _render(self._job(job, snapshot, record, controller), facts, before, ids)
+                shown_job = self._job(job, snapshot, record, controller)
+            after = _render(shown_job, facts, before, ids)
             rendered[uid] = after
             is_public_changed = is_public_changed or before is None or after.public is not before.public
             changed.add(job.user)
-        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(snapshot.job[uid])])
+        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(jobs[uid])])
         is_order_changed = waiting != self._waiting
         self._rendered, self._decided, self._order, self._waiting = rendered, decided, order, waiting
         self._outdated.clear()
         if not (changed or is_public_changed or is_order_changed) and is_private_shown:
             return
         version = next(self._versions)
-        encoded_order = [msgspec.json.encode(uid) for uid in waiting]
         if is_public_changed or is_order_changed:
             self._public_version = version
-            jobs = () if hidden else [one.public for one in rendered.values()]
-            places = () if hidden else encoded_order
-            self._guarded(lambda: publish_jobs(self._shared, version, jobs, places))
+            shown_jobs = () if hidden else [one.public for one in rendered.values()]
+            places = () if hidden else waiting
+            self._guarded(lambda: publish_jobs(self._shared, version, shown_jobs, places))
         self._whole_version = version
         self._private.write_all(
             encode_jobs_file(
                 version,
                 [one.whole for one in rendered.values()],
-                order=encoded_order,
+                order=waiting,
                 finished=map(encode_job, finished),
                 apps=apps if hidden else (),
                 deferred=deferred if hidden else (),
@@ -278,9 +272,18 @@ class StatusPublisher:
     def _same_as_shown(self, shown: tuple[object, ...]) -> bool:
         return self._reuses and len(self._shown) == len(shown) and all(map(operator.is_, self._shown, shown))
 
-    def _recently_ended(self) -> list[JobRecord]:
-        recent = self._store.recent_jobs(FINISHED_SHOWN, imported=False)
-        return [record for record in recent if record.finished is not None]
+    def _recently_ended(self) -> tuple[JobStatus, ...]:
+        """Return the jobs that ended last; one whose record is as before is not described again."""
+        known = self._ended_jobs if self._reuses else {}
+        records = self._store.recent_jobs(FINISHED_SHOWN, imported=False)
+        self._ended_jobs = {
+            record.uid: found
+            if (found := known.get(record.uid)) is not None and found[0] == record
+            else (record, self._ended_job(record))
+            for record in records
+            if record.finished is not None
+        }
+        return tuple([job for _, job in self._ended_jobs.values()])
 
     def republish(self, controller: Controller) -> None:
         """Publish the last status again, with Slurm's present error."""
@@ -374,7 +377,7 @@ class StatusPublisher:
             put_back_to=known_good_size(record) if record.put_back else None,
             gpu_seconds_each=sum(service(run.placement, 1.0).values()) if run is not None and gains else None,
             **self._fairness(job, snapshot),  # type: ignore[arg-type]  # three numbers
-            **decided_fields(_decided(job, record, controller)),
+            **_decided(job, record, controller),
         )
 
     def _ended_job(self, record: JobRecord) -> JobStatus:
@@ -430,10 +433,9 @@ class _RenderedJob:
 
     Attributes:
         facts: what the round decided.
-        job: its status; what was decided of it may be that of an earlier round.
+        job: its status.
         whole: JSON of the whole job.
         public: JSON of what everybody may see.
-        decided_at: where in ``whole`` and in ``public`` what was decided begins.
         own: JSON for the job's owner; None where that is the whole job.
     """
 
@@ -441,13 +443,7 @@ class _RenderedJob:
     job: JobStatus
     whole: bytes
     public: bytes
-    decided_at: tuple[int, int]
     own: bytes | None = None
-
-    def decided_again(self, facts: tuple[object, ...], decided: DecidedStatus) -> _RenderedJob:
-        """Return the job with what another round, or another forecast, says of it; only where Slurm hides no jobs."""
-        whole_at, public_at = self.decided_at
-        return _joined(facts, self.job, (self.whole[:whole_at], self.public[:public_at]), decided, self)
 
 
 def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | None, ids: _Ids | None) -> _RenderedJob:
@@ -459,43 +455,26 @@ def _render(job: JobStatus, facts: tuple[object, ...], before: _RenderedJob | No
         before: as it was rendered before; what everybody may see is the same object where the time alone changed it.
         ids: where Slurm hides jobs, the Slurm job ids of each user's live jobs; else None.
     """
+    whole = encode_job(job)
     if ids is not None:
-        return _RenderedJob(facts, job, encode_job(job), b"", (0, 0), encode_job(_for_owner(job, ids)))
-    decided = decided_of(job)
-    if before is not None and public_facts(job) == public_facts(before.job):
-        described = before.public[: before.decided_at[1]]
-    else:
-        described = encode_described(job, whole=False)
-    whole = encode_described(job)
-    return _joined(facts, job, (whole, described), decided, before)
+        return _RenderedJob(facts, job, whole, b"", encode_job(_for_owner(job, ids)))
+    shown = public_job(job)
+    if before is not None and public_facts(shown) == public_facts(public_job(before.job)):
+        return _RenderedJob(facts, job, whole, before.public)
+    public = encode_job(shown)
+    return _RenderedJob(facts, job, whole, whole if public == whole else public)
 
 
-def _joined(
-    facts: tuple[object, ...],
-    job: JobStatus,
-    described: tuple[bytes, bytes],
-    decided: DecidedStatus,
-    before: _RenderedJob | None,
-) -> _RenderedJob:
-    """Return a rendered job of its parts; equal texts are one object, and that of before where it is equal."""
-    whole, public = described[0] + encode_decided(decided), described[1] + encode_decided(decided, whole=False)
-    if before is not None and public == before.public:
-        public = before.public
-    if whole == public:
-        whole = public
-    return _RenderedJob(facts, job, whole, public, (len(described[0]), len(described[1])))
-
-
-def _decided(job: Job, record: JobRecord, controller: Controller) -> DecidedStatus:
-    """Return what the latest round and the latest forecast say of a live job."""
+def _decided(job: Job, record: JobRecord, controller: Controller) -> dict[str, Any]:
+    """Return the fields of ``JobStatus`` that the latest round and the latest forecast tell of a live job."""
     shown = job.blocked or controller.reason(job.uid)
-    return DecidedStatus(
-        reason=words(shown),
+    return {
+        "reason": words(shown),
         **reason_fields(shown),
-        batch=batch_status(job, record, *controller.batch_target(job.uid)),
-        planned=_planned(job, controller),
-        forecast=job_forecast(job.uid, controller.side_work),
-    )
+        "batch": batch_status(job, record, *controller.batch_target(job.uid)),
+        "planned": _planned(job, controller),
+        "forecast": job_forecast(job.uid, controller.side_work),
+    }
 
 
 def _ids_by_user(snapshot: Snapshot) -> _Ids:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 import structlog
 
@@ -102,8 +103,8 @@ class Observer:
         self._reuses = reuses = reuses_results()
         self._leaked_gpus = LeakedGpus(reuses=reuses)
         self._shared_records = Latest[frozenset[int]](reuses=reuses)
-        self._listed = Interned[SlurmJob](lambda job: job.slurm_job_id, reuses=reuses)
-        self._nodes = Interned[SlurmNode](lambda node: node.name, reuses=reuses)
+        self._listed = Interned[SlurmJob](attrgetter("slurm_job_id"), reuses=reuses)
+        self._nodes = Interned[SlurmNode](attrgetter("name"), reuses=reuses)
         self._unreserved = Latest[Reservations](reuses=reuses)
         self._inventory = Latest[NodeInventory](reuses=reuses)
         self._inventory_with_shards = Latest[NodeInventory](reuses=reuses)

@@ -61,14 +61,74 @@ class _Speeds(NamedTuple):
 
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as compressed JSON, for ``decode``."""
-    facts = _changed_fields(snapshot)
-    facts["nodes"] = [_changed_fields(node) for node in snapshot.nodes]
-    facts["jobs"] = [_changed_fields(job) for job in snapshot.jobs]
-    facts["quotas"] = [_changed_fields(quota) for quota in snapshot.quotas]
-    _write_speeds_and_reasons(facts["jobs"])
-    # The json module, unlike msgspec, writes infinite time limits, and a policy's integers beyond 64 bits.
-    text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_as_json, separators=(",", ":"))
-    return zlib.compress(text.encode(), level=1)
+    return SnapshotEncoder().encode(snapshot)
+
+
+class SnapshotEncoder:
+    """Encodes successive snapshots; a job that is the same object as in the one before is not encoded again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _EncodedJob] = {}  # by uid
+
+    def encode(self, snapshot: Snapshot) -> bytes:
+        """The snapshot as compressed JSON, for ``decode``."""
+        known = self._known
+        self._known = {
+            job.uid: found if (found := known.get(job.uid)) is not None and found.job is job else _EncodedJob.of(job)
+            for job in snapshot.jobs
+        }
+        written: set[tuple[str, int]] = set()
+        jobs = [one.text(written) for one in self._known.values()]
+        facts = _changed_fields(snapshot)
+        del facts["jobs"]
+        facts["nodes"] = [_changed_fields(node) for node in snapshot.nodes]
+        facts["quotas"] = [_changed_fields(quota) for quota in snapshot.quotas]
+        text = _dumps({"format": FORMAT, "snapshot": facts})
+        return zlib.compress(f'{text[:-2]},"jobs":[{",".join(jobs)}]}}}}'.encode(), level=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _EncodedJob:
+    """The JSON of a job.
+
+    Attributes:
+        job: the job.
+        fields: the JSON of all fields but speeds, without the closing brace.
+        speed: the JSON of its speed; "" where the speed is not measured.
+    """
+
+    job: Job
+    fields: str
+    speed: str
+
+    @classmethod
+    def of(cls, job: Job) -> _EncodedJob:
+        """Encode a job."""
+        facts = _changed_fields(job)
+        facts.pop("speed", None)
+        facts.pop("batch_speeds", None)
+        if "blocked" in facts:
+            facts["blocked"] = to_json(facts["blocked"])
+        return cls(job, _dumps(facts)[:-1], _dumps(job.speed.to_json()) if isinstance(job.speed, MeasuredSpeed) else "")
+
+    def text(self, written: set[tuple[str, int]]) -> str:
+        """The JSON of the whole job; a speed by its key where an earlier job has the same.
+
+        Args:
+            written: the keys of the speeds of earlier jobs, to which those of this job are added.
+        """
+        speed, text = self.job.speed, self.fields
+        if isinstance(speed, MeasuredSpeed):
+            text += f',"speed":{_dumps(speed.key) if speed.key in written else self.speed}'
+            written.add(speed.key)
+        if self.job.batch_speeds:
+            measured = [(batch, one) for batch, one in self.job.batch_speeds.items() if isinstance(one, MeasuredSpeed)]
+            shared = []
+            for batch, one in measured:
+                shared.append([batch, one.key if one.key in written else one.to_json()])
+                written.add(one.key)
+            text += f',"batch_speeds":{_dumps(shared)}' if shared else ""
+        return text + "}"
 
 
 def decode(data: bytes) -> Snapshot:
@@ -123,26 +183,6 @@ def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[object, .
     return names, operator.attrgetter(*names), defaults
 
 
-def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:
-    """Replace each job's speed and reason by their JSON; a speed by its key where an earlier job has the same."""
-    written: set[tuple[str, int]] = set()
-
-    def shared(speed: MeasuredSpeed) -> Any:
-        found = list(speed.key) if speed.key in written else speed.to_json()
-        written.add(speed.key)
-        return found
-
-    for facts in jobs:
-        speed, batch_speeds = facts.pop("speed", None), facts.pop("batch_speeds", {})
-        if isinstance(speed, MeasuredSpeed):
-            facts["speed"] = shared(speed)
-        measured = {batch: one for batch, one in batch_speeds.items() if isinstance(one, MeasuredSpeed)}
-        if measured:
-            facts["batch_speeds"] = [[batch, shared(one)] for batch, one in measured.items()]
-        if "blocked" in facts:
-            facts["blocked"] = to_json(facts["blocked"])
-
-
 def _as_json(value: object) -> Any:
     if isinstance(value, Enum):
         return value.value
@@ -153,6 +193,10 @@ def _as_json(value: object) -> Any:
     if isinstance(value, _RECORDS):
         return _changed_fields(value)
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
+
+
+# The json module, unlike msgspec, writes infinite time limits, and a policy's integers beyond 64 bits.
+_dumps = json.JSONEncoder(default=_as_json, separators=(",", ":")).encode
 
 
 def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[_Speeds]:

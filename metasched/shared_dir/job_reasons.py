@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from metasched.core.reason_words import words
 from metasched.core.reasons import MEASURING, Code, Reason, from_json, to_json, without_measures, without_strangers
 
 if TYPE_CHECKING:
-    from metasched.shared_dir.published_status import DecidedStatus, JobStatus
+    from metasched.shared_dir.published_status import JobStatus
 
 _CUT = MEASURING.keys() | {str(Code.MARKET_ROUNDS)}
 
 
-def reason_of(job: JobStatus | DecidedStatus) -> Reason:
+def reason_of(job: JobStatus) -> Reason:
     """Return why a job runs or waits."""
     return from_json({"code": job.reason_code, "facts": dict(job.reason_facts), "also": list(job.reason_also)})
 
@@ -30,7 +31,7 @@ def reason_fields(reason: Reason) -> dict[str, Any]:
     }
 
 
-def public_reason(job: JobStatus | DecidedStatus) -> dict[str, Any]:
+def public_reason(job: JobStatus) -> dict[str, Any]:
     """Return the fields of a job's reason as everybody may see them; empty where those of the job may be seen."""
     if job.reason_code not in _CUT and not any(other.get("code") in _CUT for other in job.reason_also):
         return {}
@@ -43,7 +44,7 @@ def without_other_jobs(job: JobStatus, uids: Collection[str], ids: Collection[st
     named = tuple(uid for uid in job.stopped_for if uid in uids)
     reason = reason_of(job)
     told = without_strangers(reason, ids)
-    return replace(
+    return msgspec.structs.replace(
         job,
         stopped_for=named,
         stopped_for_others=job.stopped_for_others + len(job.stopped_for) - len(named),

@@ -18,14 +18,16 @@ import gc
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 from metasched.shared_dir.job_reasons import public_reason
 
 FILE_NAME = "status.json"
@@ -46,7 +48,6 @@ PRIVATE_FIELDS = frozenset(
 
 
 _Content = TypeVar("_Content")
-_NONE = object()  # equal to no value
 
 
 class StatusError(MetaschedError):
@@ -175,8 +176,7 @@ class ForecastStatus:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
     ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
@@ -242,7 +242,7 @@ class JobStatus:
     blocked: bool = False
     step_gain: float = 1.0
     reason_code: str = "text"
-    reason_facts: Mapping[str, Any] = field(default_factory=dict)
+    reason_facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
     batch: BatchStatus | None = None
     app: str | None = None
@@ -366,72 +366,16 @@ _JOBS_DECODER = msgspec.json.Decoder(JobsFile)
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more
 
 
-_DEFAULTS = {
-    one.name: one.default_factory() if one.default_factory is not MISSING else one.default
-    for one in fields(JobStatus)
-    if one.default is not MISSING or one.default_factory is not MISSING
+_PRIVATE_DEFAULTS: Mapping[str, Any] = {
+    one.name: None if one.default is msgspec.NODEFAULT else one.default
+    for one in msgspec.structs.fields(JobStatus)
+    if one.name in PRIVATE_FIELDS
 }
-
-
-_PRIVATE_DEFAULTS: dict[str, Any] = {name: _DEFAULTS.get(name) for name in PRIVATE_FIELDS}
-_NOT_SHOWN = dict.fromkeys(sorted(PRIVATE_FIELDS - _DEFAULTS.keys()))  # fields that a file must have
-
-
-@dataclass(frozen=True, slots=True)
-class DecidedStatus:
-    """The fields of ``JobStatus`` that follow from the latest round and the latest forecast, and may change with them.
-
-    They end the JSON of a job, so that a round's changes leave the rest of it as it is.
-    """
-
-    reason: str
-    reason_code: str
-    reason_facts: Mapping[str, Any]
-    reason_also: tuple[Mapping[str, Any], ...]
-    batch: BatchStatus | None
-    planned: PlannedStatus | None
-    forecast: JobForecastStatus | None
-
-
-class _Shown:
-    """Some fields of records, of which those with another value than the default are shown.
-
-    Args:
-        names: of the fields, two or more.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._values_of = operator.attrgetter(*self._names)
-        self._defaults = tuple([_DEFAULTS.get(name, _NONE) for name in self._names])
-
-    def of(self, record: JobStatus | DecidedStatus) -> dict[str, Any]:
-        """Return the fields to show, by name."""
-        found = zip(self._names, self._values_of(record), self._defaults, strict=True)
-        return {name: value for name, value, default in found if value is not default and value != default}
-
-
-_decided_values = operator.attrgetter(*DecidedStatus.__slots__)
 _AGES = frozenset({"as_of", "attained_service", "ran_seconds", "waited_seconds"})
-_DESCRIBED_NAMES = tuple(name for name in JobStatus.__slots__ if name not in DecidedStatus.__slots__)
-_PUBLIC_NAMES = tuple(name for name in _DESCRIBED_NAMES if name not in PRIVATE_FIELDS)
-_DESCRIBED, _PUBLIC_DESCRIBED = _Shown(_DESCRIBED_NAMES), _Shown(_PUBLIC_NAMES)
-_DECIDED = _Shown(DecidedStatus.__slots__)
-_PUBLIC_DECIDED = _Shown(name for name in DecidedStatus.__slots__ if name not in PRIVATE_FIELDS)
 public_facts: Callable[[JobStatus], tuple[object, ...]] = operator.attrgetter(
-    *(name for name in _PUBLIC_NAMES if name not in _AGES)
+    *(name for name in JobStatus.__struct_fields__ if name not in PRIVATE_FIELDS | _AGES)
 )
-"""The fields of a job that everybody may see, but for what was decided and for what grows with the time."""
-
-
-def decided_of(job: JobStatus) -> DecidedStatus:
-    """Return what was decided of a job."""
-    return DecidedStatus(*_decided_values(job))
-
-
-def decided_fields(decided: DecidedStatus) -> dict[str, Any]:
-    """Return what was decided of a job by the names of the fields of ``JobStatus``."""
-    return dict(zip(DecidedStatus.__slots__, _decided_values(decided), strict=True))
+"""The fields of a job that everybody may see, but for what grows with the time."""
 
 
 def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
@@ -441,24 +385,18 @@ def encode_job(job: JobStatus, *, whole: bool = True) -> bytes:
         job: the job.
         whole: whether the JSON has the job's private fields.
     """
-    return encode_described(job, whole=whole) + encode_decided(decided_of(job), whole=whole)
-
-
-def encode_described(job: JobStatus, *, whole: bool = True) -> bytes:
-    """Return the beginning of ``encode_job``: all but what was decided, without the closing brace."""
-    values = _DESCRIBED.of(job) if whole else _PUBLIC_DESCRIBED.of(job) | _NOT_SHOWN
-    return msgspec.json.encode(values)[:-1]
-
-
-def encode_decided(decided: DecidedStatus, *, whole: bool = True) -> bytes:
-    """Return the end of ``encode_job``: what was decided, with the closing brace."""
-    values = _DECIDED.of(decided) if whole else _PUBLIC_DECIDED.of(decided) | public_reason(decided)
-    return b"," + msgspec.json.encode(values)[1:]
+    return msgspec.json.encode(job if whole else public_job(job))
 
 
 def public_job(job: JobStatus) -> JobStatus:
     """Return the job as everybody may see it."""
-    return replace(job, **_PRIVATE_DEFAULTS, **public_reason(job))
+    return msgspec.structs.replace(job, **_PRIVATE_DEFAULTS, **public_reason(job))
+
+
+def job_fields(job: JobStatus) -> dict[str, Any]:
+    """Return all fields of a job by name, JSON-compatible, also those that have their default."""
+    found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(job))
+    return found
 
 
 def publish(shared: Path, status: Status) -> None:
@@ -468,7 +406,7 @@ def publish(shared: Path, status: Status) -> None:
         StatusError: the shared directory cannot be written.
     """
     waiting = sorted((job for job in status.jobs if job.place is not None), key=lambda job: job.place or 0)
-    order = [msgspec.json.encode(job.uid) for job in waiting]
+    order = [job.uid for job in waiting]
     if status.jobs_are_private:
         publish_jobs(shared, status.jobs_version, (), ())
     else:
@@ -498,17 +436,17 @@ def encode_jobs_file(
     version: int,
     jobs: Iterable[bytes],
     *,
-    order: Iterable[bytes] = (),
+    order: Sequence[str] = (),
     places: Mapping[str, int] | None = None,
     finished: Iterable[bytes] = (),
     apps: Iterable[AppStatus] = (),
     deferred: Iterable[DeferredStatus] = (),
 ) -> bytes:
-    """Return the JSON of a ``JobsFile``; jobs, finished jobs and the uids of the order are encoded already."""
-    return b'{"version":%d,"jobs":[%b],"order":[%b],"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
+    """Return the JSON of a ``JobsFile``; jobs and finished jobs are encoded already."""
+    return b'{"version":%d,"jobs":[%b],"order":%b,"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
         version,
         b",".join(jobs),
-        b",".join(order),
+        msgspec.json.encode(order),
         msgspec.json.encode(places or {}),
         b",".join(finished),
         msgspec.json.encode(tuple(apps)),
@@ -516,14 +454,14 @@ def encode_jobs_file(
     )
 
 
-def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Iterable[bytes]) -> None:
+def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Sequence[str]) -> None:
     """Replace the file of the live jobs that everybody may read; the summary has to follow.
 
     Args:
         shared: the shared directory.
         version: another one than that of the file before.
         encoded: the live jobs by ``encode_job``, not whole.
-        order: the uids of the waiting jobs in their order, as JSON.
+        order: the uids of the waiting jobs in their order.
 
     Raises:
         StatusError: the shared directory cannot be written.
@@ -546,22 +484,10 @@ def publish_summary(shared: Path, status: Status) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     try:
-        replace_file(path, content)
+        replace_file(path, content, mode=0o644)
     except OSError as error:
         msg = f"cannot publish {path}: {error.strerror}"
         raise StatusError(msg) from None
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file that everybody may read, as a whole: no reader sees a part of it.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.chmod(0o644)
-    temporary.replace(path)
 
 
 def active_host(shared: Path) -> str | None:
@@ -614,8 +540,10 @@ def _read(shared: Path) -> Status:
     places = {uid: place for place, uid in enumerate(found.order, start=1)} | dict(found.places)
     for job in found.jobs:
         _grow(job, status.published)
-        _estimate_rho(job, status)
-        object.__setattr__(job, "place", places.get(job.uid))
+        if job.alone_seconds is not None:
+            _estimate_rho(job, status)
+        if (place := places.get(job.uid)) is not None:
+            force_setattr(job, "place", place)
     if status.jobs_are_private:
         status = replace(status, apps=found.apps, deferred=found.deferred)
     nodes = _with_holders(status.nodes, found.jobs)
@@ -693,10 +621,10 @@ def _grow(job: JobStatus, published: float) -> None:
         return
     since = max(0.0, published - job.as_of)
     if job.gpu_seconds_each is None:
-        object.__setattr__(job, "waited_seconds", job.waited_seconds + since)
+        force_setattr(job, "waited_seconds", job.waited_seconds + since)
     else:
-        object.__setattr__(job, "attained_service", job.attained_service + job.gpu_seconds_each * since)
-        object.__setattr__(job, "ran_seconds", job.ran_seconds + since)
+        force_setattr(job, "attained_service", job.attained_service + job.gpu_seconds_each * since)
+        force_setattr(job, "ran_seconds", job.ran_seconds + since)
 
 
 def _estimate_rho(job: JobStatus, status: Status) -> None:
@@ -710,7 +638,7 @@ def _estimate_rho(job: JobStatus, status: Status) -> None:
         return
     fair = alone * max((total - before) / elapsed, 1.0)
     if fair > 0:
-        object.__setattr__(job, "rho", (elapsed + left) / fair)
+        force_setattr(job, "rho", (elapsed + left) / fair)
 
 
 def _other_version(path: Path) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 from urllib.parse import quote
 
-from sqlite_utils import Database
-
-from metasched.store import schema
+from metasched.store import schema_version
 from metasched.store.errors import (
     READ_ONLY,
     UNREACHABLE,
@@ -58,7 +58,7 @@ def read_term(path: Path) -> int:
     """
     with path.open("rb") as file:
         header = file.read(72)
-    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:]) != schema.APPLICATION_ID:
+    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:]) != schema_version.APPLICATION_ID:
         raise NotAStoreError(path, "by its first bytes")
     return int.from_bytes(header[60:64])
 
@@ -81,7 +81,7 @@ class Connection:
     ``sqlite3.ProgrammingError``. The file must be on a local disk: WAL does not work on network file systems.
     """
 
-    def __init__(self, path: Path, db: Database, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, db: sqlite3.Connection, *, read_only: bool = False) -> None:
         self.path = path
         self._db = db
         self._read_only = read_only
@@ -106,12 +106,11 @@ class Connection:
             except OSError as error:
                 raise UnusableStoreError(path, READ_ONLY, str(error)) from error
         with _translating(path):
-            connection = _connect_to_read(path) if read_only else _connect_to_write(path)
+            db = _connect_to_read(path) if read_only else _connect_to_write(path)
             try:
-                db = Database(connection, execute_plugins=False)
                 db.execute("PRAGMA foreign_keys = ON")
                 # before the first write: another application's file is left unchanged
-                pending = schema.needs_migration(db, path, read_only=read_only)
+                pending = not schema_version.is_current(db) and _schema().needs_migration(db, path, read_only=read_only)
                 if not read_only:
                     # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one.
                     # Transactions that others see the effects of are durable.
@@ -119,9 +118,9 @@ class Connection:
                     db.execute("PRAGMA journal_mode = WAL")
                     db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
                 if pending:
-                    schema.migrations.apply(db)
+                    _schema().migrate(db)
             except BaseException:
-                connection.close()
+                db.close()
                 raise
         return cls(path, db, read_only=read_only)
 
@@ -138,7 +137,7 @@ class Connection:
     def copy_to(self, path: Path) -> None:
         """Make a consistent copy at a new path, also while the daemon writes."""
         with _translating(path), closing(sqlite3.connect(path)) as copy:
-            self._db.conn.backup(copy)
+            self._db.backup(copy)
 
     def fill_from(self, path: Path) -> None:
         """Copy the rows of another store, as of one instant, into this one, which must be empty.
@@ -153,8 +152,9 @@ class Connection:
         with _translating(path):
             self._db.execute("ATTACH ? AS other", (str(path),))
             try:
-                with self._db.atomic():
-                    for table in (name for name in schema.TABLES if name != "snapshots"):
+                with self._db:  # commits, or rolls back
+                    self._db.execute("BEGIN")  # not IMMEDIATE, which would lock the other store, too
+                    for table in (name for name in schema_version.TABLES if name != "snapshots"):
                         only = _NEWEST.get(table, "")
                         self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table} {only}")  # noqa: S608  our own names
                     term = self._db.execute("PRAGMA other.user_version").fetchone()[0]
@@ -187,10 +187,10 @@ class Connection:
             BusyStoreError: another process keeps the file locked; the block was not entered.
             StoreError: SQLite cannot read or write the file.
         """
-        connection = self._db.conn
+        connection = self._db
         with _translating(self.path):
             if connection.in_transaction:
-                with self._db.atomic():
+                with _savepoint(connection):
                     yield
                 return
             if durable:
@@ -237,7 +237,7 @@ class Connection:
 
     def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         with _translating(self.path):
-            return self._db.conn.execute(sql, parameters).fetchall()
+            return self._db.execute(sql, parameters).fetchall()
 
     def _row(self, sql: str, parameters: Parameters = ()) -> tuple[Any, ...] | None:
         rows = self._rows(sql, parameters)
@@ -245,10 +245,29 @@ class Connection:
 
     def _write(self, sql: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
-        return self._db.conn.execute(sql, parameters)
+        return self._db.execute(sql, parameters)
 
     def _write_many(self, sql: str, rows: Iterable[Parameters]) -> None:
-        self._db.conn.executemany(sql, rows)
+        self._db.executemany(sql, rows)
+
+
+def _schema() -> ModuleType:
+    """The migrations, with a library that takes 60 MiB of memory and that no database of this version needs."""
+    return importlib.import_module("metasched.store.schema")
+
+
+@contextmanager
+def _savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo the block's writes, and no others of the open transaction, where the block fails."""
+    connection.execute("SAVEPOINT nested")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # some errors have ended it
+            connection.execute("ROLLBACK TO nested")
+            connection.execute("RELEASE nested")
+        raise
+    connection.execute("RELEASE nested")
 
 
 def _connect_to_write(path: Path) -> sqlite3.Connection:

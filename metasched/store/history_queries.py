@@ -23,7 +23,7 @@ from metasched.store.records import (
     ThroughputRecord,
 )
 from metasched.store.row_conversion import JOBS_WITH_RUNS, RUN_COLUMNS, batch_plan_of, job_of, placement_of, run_of
-from metasched.store.schema import TABLES
+from metasched.store.schema_version import TABLES
 
 _ALL_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs"  # noqa: S608  constants
 _OPEN_RUNS = f"{_ALL_RUNS} WHERE ended IS NULL AND started > 0 ORDER BY started DESC LIMIT ?"
@@ -184,7 +184,7 @@ class HistoryQueries(Connection):
         """Every row of every table at one instant, as (table, values by column)."""
         with self.transaction():
             for table in TABLES:
-                cursor = self._db.conn.execute(f"SELECT * FROM {table}")  # noqa: S608  constants
+                cursor = self._db.execute(f"SELECT * FROM {table}")  # noqa: S608  constants
                 columns = [name for name, *_ in cursor.description]
                 for row in cursor:
                     yield table, dict(zip(columns, row, strict=True))

@@ -55,7 +55,7 @@ class LiveRecords(JobRows):
 
     def _note(self, *statements: str) -> None:
         """Change the notes, which needs no lock on the database file."""
-        in_transaction = self._db.conn.in_transaction
+        in_transaction = self._db.in_transaction
         for sql in statements if in_transaction else ("BEGIN", *statements, "COMMIT"):
             self._write(sql)
 

@@ -25,6 +25,8 @@ NO_ENDS: Mapping[str, Reason] = MappingProxyType({})
 class RoundRows(LoadRows, HistoryPruning):
     """Reads and writes of rounds: targets, planned runs, decisions, snapshots, states of policies and apps."""
 
+    _reason_texts: Mapping[str, tuple[Reason, str]] = MappingProxyType({})  # of the last round, by uid
+
     def commit_round(
         self,
         number: int,
@@ -95,13 +97,11 @@ class RoundRows(LoadRows, HistoryPruning):
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
             )
+            texts = self._texts_of(reasons)
             self._commit_decisions(
                 number,
                 last.round if last else 0,
-                {
-                    uid: (placed.get(uid), to_text(reasons[uid]) if uid in reasons else "", plans.get(uid))
-                    for uid in {**reasons, **placed}
-                },
+                {uid: (placed.get(uid), texts.get(uid, ""), plans.get(uid)) for uid in {**reasons, **placed}},
             )
             written = self._commit_state(number, policy, state) + self._commit_apps(number, apps)
             self._write_many(
@@ -192,6 +192,15 @@ class RoundRows(LoadRows, HistoryPruning):
             "INSERT INTO planned_runs (uid, begins, seconds) VALUES (?, ?, ?)",
             [(uid, run.begins, run.seconds) for uid, run in planned.items()],
         )
+
+    def _texts_of(self, reasons: Mapping[str, Reason]) -> Mapping[str, str]:
+        """Return the reasons as texts, by uid; the text of the same object as in the last round is not made again."""
+        known = self._reason_texts
+        self._reason_texts = {
+            uid: found if (found := known.get(uid)) is not None and found[0] is reason else (reason, to_text(reason))
+            for uid, reason in reasons.items()
+        }
+        return {uid: text for uid, (_, text) in self._reason_texts.items()}
 
     def _commit_decisions(
         self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str, str | None]]

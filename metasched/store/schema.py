@@ -5,14 +5,14 @@ A migration that has been released is never edited: the next change is the next 
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
 from metasched.store.counting_triggers import COUNTING
 from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
-
-APPLICATION_ID = 0x6D736368  # "msch", in the file's header
+from metasched.store.schema_version import APPLICATION_ID
 
 migrations = Migrations("metasched")
 
@@ -108,14 +108,6 @@ _STATEMENTS = (
     """CREATE TABLE events (
          id INTEGER PRIMARY KEY, at REAL NOT NULL, uid TEXT REFERENCES jobs, kind TEXT NOT NULL, text TEXT NOT NULL)""",
     "CREATE INDEX events_uid ON events (uid, id)",
-)
-
-TABLES = (
-    *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds", "iterations", "apps", "losses"),
-    *("load", "fairness"),
-    *("metric_counters", "metric_accounts"),
-    *("forecasts", "forecast_calibration", "shadows", "gpu_use"),
 )
 
 
@@ -369,7 +361,7 @@ def _gpu_hours(db: Database) -> None:
     )
 
 
-def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
+def needs_migration(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 
     Raises:
@@ -377,6 +369,7 @@ def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
         NewerStoreError: a newer version of metasched has migrated it.
         OlderStoreError: it lacks migrations and is only to be read.
     """
+    db = Database(connection, execute_plugins=False)
     (identity,) = db.execute("PRAGMA application_id").fetchone()
     if identity != APPLICATION_ID and set(db.table_names()) - {Migrations.migrations_table}:
         raise NotAStoreError(path, "a database of something else")
@@ -387,3 +380,8 @@ def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     if read_only and pending:
         raise OlderStoreError(path, applied, ours)
     return pending > 0
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Apply the migrations that the database lacks."""
+    migrations.apply(Database(connection, execute_plugins=False))

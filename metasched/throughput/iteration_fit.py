@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
 
 from metasched.throughput.iteration_time import Floats, Ints, IterationParameters
 
@@ -89,6 +88,8 @@ def fit_iteration(
     """
     if not measured or not all(0 < one.seconds < math.inf for one in measured):
         raise ValueError("iterations need a positive duration; give at least one measured iteration")
+    from scipy.optimize import minimize  # noqa: PLC0415  takes 45 MiB, and most daemons fit nothing
+
     data = _Data.of(measured)
     free = _free_parameters(data)
     fixed = np.where(free.any(axis=1), 0.0, np.array(unexplored[:-1]) / data.units)

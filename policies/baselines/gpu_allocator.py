@@ -20,6 +20,7 @@ from metasched.core.retention import holds_unassignable_nodes, is_non_preemptibl
 
 TypedNodes = tuple[str, NodeSet]
 """A GPU type, and the nodes of it that suit a job."""
+_SizesKey = tuple[ShapeCapacity, int, int]
 
 
 def allocate(
@@ -72,7 +73,7 @@ class Allocator:
         self.queue = queue
         self.elastic = elastic
         self.pool = CapacityPool(snapshot, is_retained)
-        self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
+        self._sizes: dict[_SizesKey, Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, order: Callable[[Job], Reason | None], behind: Mapping[str, str | None] | None) -> Decision:
         """Grants of all assigned amounts, in the order of the queue.
@@ -89,14 +90,15 @@ class Allocator:
             reason = Reason(Code.QUEUE_POSITION, facts, () if more is None else (more,))
             amount = self.pool.assigned.get(job.uid)
             least = self.least(job)
+            sizes = self.sizes(job) if amount is None else {}
             if amount is not None:
                 shrinks = self.elastic and not is_non_preemptible(job)
                 at_least = min(least, amount.gpus) if shrinks else amount.gpus
                 grants.append(Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None))
-            elif not self.sizes(job):
+            elif not sizes:
                 waits[job.uid] = reason.and_also(self.exceeds(job))
             elif behind is None:
-                most = max(amounts[-1] for amounts in self.sizes(job).values())  # a request may be beyond all nodes
+                most = max(amounts[-1] for amounts in sizes.values())  # a request may be beyond all nodes
                 fallback.append(Grant(job.uid, min(job.gpus, most) if self.elastic else least, reason, least))
             elif behind.get(job.uid) is None:
                 waits[job.uid] = reason.and_also(self.missing(job))
@@ -112,10 +114,14 @@ class Allocator:
         Beyond the smallest amount these are amounts on one node or on whole nodes; where a cluster realises uneven
         placements, all amounts. A job without GPUs has the amount 0.
         """
-        key = (self.pool.shape(job), self.least(job), job.max_gpus)
+        key = self._sizes_key(job)
         if key not in self._sizes:
             self._sizes[key] = self._find_sizes(job)
         return self._sizes[key]
+
+    def _sizes_key(self, job: Job) -> _SizesKey:
+        """What ``sizes`` depends on."""
+        return self.pool.shape(job), self.least(job), job.max_gpus
 
     def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
         sizes = {}
@@ -145,20 +151,30 @@ class Allocator:
         """
         heads: dict[TypedNodes, str] = {}  # Slurm job ids of the first jobs that do not fit
         behind: dict[str, str | None] = {}
+        alike: dict[_SizesKey, str | None] = {}  # what waiting jobs wait behind whose nodes are all heads', by kind
         for job in self.queue:
-            if job.uid in self.pool.assigned or self._assign_present(job, heads):
+            if job.uid in self.pool.assigned:
                 continue
             if not strict and job.gpus and job.placement is None and self.pool.exhausted:
                 continue  # no GPU is left, and none comes free before the end of the queue
-            options = self.options(job)
-            if any(self.pool.assign(job, one, nodes_of_type(heads, one.gpu_type)) for one in options) or not strict:
+            kind = self._sizes_key(job) if job.gpus and job.latest_placement is None else None
+            if kind in alike:
+                behind[job.uid] = alike[kind]
                 continue
-            wanted = [self.typed_nodes(job, one.gpu_type) for one in options]
-            ahead = (head for mine in wanted for theirs, head in heads.items() if compete(mine, theirs))
-            behind[job.uid] = next(ahead, None)
+            assigned = self._assign_present(job, heads) or any(
+                self.pool.assign(job, one, nodes_of_type(heads, one.gpu_type)) for one in self.options(job)
+            )
+            if assigned:
+                alike.clear()  # another type may have most unassigned GPUs now, and so be wanted first
+            if assigned or not strict:
+                continue
+            wanted = [self.typed_nodes(job, one.gpu_type) for one in self.options(job)]
+            behind[job.uid] = _first_competing(wanted, heads)
             for gpu_type, node_set in wanted:
                 if more := node_set & ~nodes_of_type(heads, gpu_type):
                     heads[gpu_type, more] = job.slurm_job_id
+            if kind is not None:
+                alike[kind] = _first_competing(wanted, heads)
         return behind
 
     def typed_nodes(self, job: Job, gpu_type: str) -> TypedNodes:
@@ -227,6 +243,11 @@ class Allocator:
         waits = Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=job.gpu_types, free=left)
         need = gpus * job.cpus_per_unit
         return waits if cpus >= need else waits._replace(facts=(*waits.facts, ("cpus", need), ("cpus_free", cpus)))
+
+
+def _first_competing(wanted: Sequence[TypedNodes], heads: Mapping[TypedNodes, str]) -> str | None:
+    """The Slurm job id of the first head that competes for the first of the wanted nodes, or for the next; if any."""
+    return next((head for mine in wanted for theirs, head in heads.items() if compete(mine, theirs)), None)
 
 
 def compete(one: TypedNodes, other: TypedNodes) -> bool:

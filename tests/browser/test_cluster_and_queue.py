@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -55,7 +56,7 @@ def test_a_job_that_starts_is_seen_without_a_reload(page, browser):
     browser.open("queue")
     browser.driver.execute_script("window.kept = true")
     assert "waiting" in browser.driver.find_element(By.CSS_SELECTOR, "tbody").text
-    running = replace(waiting, status="running", nodes={"n001": 4}, runs=1)
+    running = changed(waiting, status="running", nodes={"n001": 4}, runs=1)
     page.publish(replace(status, jobs=(running,), jobs_version=status.jobs_version + 1))
     WebDriverWait(browser.driver, WAIT_SECONDS, ignored_exceptions=[StaleElementReferenceException]).until(
         lambda driver: "running" in driver.find_element(By.CSS_SELECTOR, "tbody").text

@@ -80,7 +80,7 @@ def test_what_others_see_the_effects_of_is_durable(tmp_path):
     """The store asks SQLite to wait for the disk at rounds, releases and the begin of a term, and nowhere else."""
     with Store.open(tmp_path / "store.db") as store:
         seen = []
-        store._db.conn.set_trace_callback(seen.append)
+        store._db.set_trace_callback(seen.append)
 
         def waits(action):
             seen.clear()

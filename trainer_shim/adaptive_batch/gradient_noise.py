@@ -191,7 +191,6 @@ class GradientNoise:
         if self._measured and not single and micro.samples > 0:
             self._add_hooks()
 
-    @torch.no_grad()
     def end_pass(self, scale: torch.Tensor | None) -> None:
         """End a backward pass; after the last one of a step its gradients are whole, and neither unscaled nor clipped.
 
@@ -215,7 +214,7 @@ class GradientNoise:
                 self._compare(micro.global_samples, scale)
             else:
                 self._measure_mean(scale)
-        if single:
+        if single and self._measures(self._step + 1):
             self._copy_gradients(micro.global_samples, scale)
 
     def finish_step(self, step: int) -> LocalSums | None:
@@ -283,12 +282,12 @@ class GradientNoise:
 
         return collect
 
-    @torch.no_grad()
     def _measure_pending(self) -> None:
         self._norms += self._norms_of(self._pending, self._batch_bytes)
         self._pending.clear()
         self._pending_bytes = 0
 
+    @torch.no_grad()
     def _norms_of(self, gradients: Sequence[tuple[int, torch.Tensor]], limit: int) -> list[torch.Tensor]:
         """Return norms of P times gradients, given with the parameters' numbers; none of those whose P is not known."""
         norms = []
@@ -357,10 +356,9 @@ class GradientNoise:
         elif any(each.grad is not None for each in self._parameters):  # all of them in other ranks' shares
             self._mean_square = torch.zeros((), dtype=torch.float64, device=self.device)
 
+    @torch.no_grad()
     def _copy_gradients(self, samples: int, scale: torch.Tensor | None) -> None:
-        """Copy the gradients of this step, if the next one is measured, into the memory of the last copy."""
-        if not self._measures(self._step + 1):
-            return
+        """Copy the gradients of this step, to be compared with the next one's, into the memory of the last copy."""
         gradients = self._gradients(range(len(self._parameters)))
         strided = [(number, each) for number, each in gradients if each.layout is torch.strided]
         for numbers, members in batches(strided, lambda _: None, STEP_FACTOR * self._batch_bytes):
@@ -371,6 +369,7 @@ class GradientNoise:
         copies = {number: self._copies[number] for number, _ in strided}
         self._earlier = _EarlierGradients(self._step, samples, copies, scale)
 
+    @torch.no_grad()
     def _compare(self, samples: int, scale: torch.Tensor | None) -> None:
         """Compare the gradients of this step with those of the last one, whose copies are overwritten."""
         earlier = self._earlier

@@ -105,3 +105,21 @@ def test_a_read_only_state_directory_is_an_error(site):
     """The message names the directory."""
     (site / "state").chmod(0o500)
     assert f"{site}/state" in refused(site)
+
+
+def test_a_daemon_imports_no_library_that_its_policy_does_not_need(tmp_path):
+    """A daemon under a simple policy, with a database of this version, has no solver and no scipy in its memory."""
+    Store.open(tmp_path / "store.sqlite").close()
+    script = (
+        "import sys; from pathlib import Path; import metasched.daemon.process as daemon\n"
+        "daemon.Store.open(Path(sys.argv[1])).close(); daemon.installed_policies().get('las')\n"
+        "print(sorted({'highspy', 'pandas', 'pulp', 'scipy', 'sqlite_utils', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "store.sqlite"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

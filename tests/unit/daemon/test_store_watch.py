@@ -95,7 +95,7 @@ def test_a_lock_at_any_write_of_a_poll_repeats_no_run(tmp_path, monkeypatch):
 
     def transaction(self, **options):
         nonlocal count
-        if not self._db.conn.in_transaction:
+        if not self._db.in_transaction:
             count += 1
             if count == failing:
                 raise BusyStoreError(self.path, "database is locked")

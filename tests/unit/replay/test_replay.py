@@ -1,6 +1,7 @@
 import json
 import math
 import zlib
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -14,7 +15,7 @@ from metasched.core.model import Decision, Grant, Job, Node, Placement, Quota, S
 from metasched.core.policy import Policy, PolicyParameters, PolicyState, Registry, installed_policies
 from metasched.core.reasons import Code, Reason
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
-from metasched.replay.snapshot_codec import CodecError, decode, encode
+from metasched.replay.snapshot_codec import CodecError, SnapshotEncoder, decode, encode
 from metasched.store import JobRecord, Store
 from metasched.throughput.measured_speed import MeasuredSpeed
 from policies.baselines.las import Las
@@ -29,6 +30,16 @@ from tests.unit.strategies import snapshots
 def test_a_snapshot_survives_the_codec(snapshot):
     """The decoded snapshot is equal to the encoded one."""
     assert decode(encode(snapshot)) == snapshot
+
+
+@given(snapshots(), snapshots())
+def test_an_encoder_reuses_the_text_of_unchanged_jobs(first, second):
+    """A snapshot with jobs of the one before is encoded as by a new encoder, jobs with a shared speed included."""
+    speed = MeasuredSpeed("ann/gpt", {("v100", (2,)): 5.0})
+    jobs = tuple(one.evolve(speed=speed, batch_speeds={32: speed}) for one in second.jobs)
+    encoder = SnapshotEncoder()
+    for snapshot in (first, replace(first, jobs=(*first.jobs[1:], *jobs)), replace(second, jobs=jobs), first):
+        assert zlib.decompress(encoder.encode(snapshot)) == zlib.decompress(encode(snapshot))
 
 
 def test_measured_speeds_survive_the_codec():

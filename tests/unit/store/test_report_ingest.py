@@ -478,7 +478,7 @@ def _poll_and_die(tree, survives):
     try:
         tree.poll()
     except Killed:
-        tree.store._db.conn.close()  # as a killed process: what is not committed is gone
+        tree.store._db.close()  # as a killed process: what is not committed is gone
     else:
         tree.store.close()
     tree.store = Store.open(tree.path)

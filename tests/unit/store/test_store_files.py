@@ -24,6 +24,7 @@ from metasched.store import (
     Store,
     StoreError,
     schema,
+    schema_version,
 )
 from metasched.store.errors import NewerStoreError, UnusableStoreError, translated
 from metasched.store.report_rows import ReportFile
@@ -56,6 +57,12 @@ def test_newer_database_is_refused_unchanged(path):
         with pytest.raises(NewerStoreError, match=f"store.sqlite.*version {ours + 1}.*up to {ours}"):
             Store.open(path, read_only=read_only)
     assert path.read_bytes() == before
+
+
+def test_the_version_of_the_tables_is_that_of_the_latest_migration():
+    """A database with all migrations is recognised without the module that applies them."""
+    names = [one.name for one in schema.migrations._migrations]
+    assert (len(names), names[-1]) == (schema_version.MIGRATIONS, schema_version.LATEST)
 
 
 @pytest.fixture
@@ -134,6 +141,7 @@ def test_a_failed_migration_is_retried_at_the_next_opening(path, monkeypatch):
             db.execute("INSERT INTO nowhere VALUES (1)")
 
     monkeypatch.setattr(schema, "migrations", longer)
+    monkeypatch.setattr(schema_version, "MIGRATIONS", len(longer._migrations))
     with pytest.raises(OlderStoreError, match=f"version {len(schema.migrations._migrations) - 1}"):
         Store.open(path, read_only=True)
     with pytest.raises(sqlite3.OperationalError, match="nowhere"):
@@ -297,7 +305,7 @@ def _commit_round_in_a_process_that_dies(path, statements):
     try:
         store = Store.open(path)
         left = iter(range(statements))
-        store._db.conn.set_trace_callback(lambda _: os._exit(9) if next(left, None) is None else None)
+        store._db.set_trace_callback(lambda _: os._exit(9) if next(left, None) is None else None)
         number = store.last_round().round + 1
         store.commit_round(number, **_round(number))
         os._exit(0)

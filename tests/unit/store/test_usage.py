@@ -80,7 +80,7 @@ def test_fairness_is_told_where_it_is_stored(store):
     """Rho is that of the jobs that ended in the window; a definition that is not stored is not known."""
     add(store, "a", "ada", ended=AT + HOUR)
     add(store, "b", "ada", ended=AT + 2 * HOUR)
-    connection = store._db.conn
+    connection = store._db
     connection.executescript("DROP TABLE IF EXISTS fairness; CREATE TABLE fairness (uid TEXT PRIMARY KEY, pollux REAL)")
     connection.executemany("INSERT INTO fairness VALUES (?, ?)", [("a", 0.5), ("b", 1.5), ("gone", 9.0)])
     (found,) = store.usage("user", AT, AT + 9 * HOUR)

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 from starlette.testclient import TestClient
 
 from metasched.shared_dir import published_status
@@ -40,7 +41,7 @@ JOB = JobStatus(
     loss=0.125,
     world_sizes=(4,),
 )
-WAITING = replace(
+WAITING = changed(
     JOB,
     uid="u2",
     slurm_job_id="102",

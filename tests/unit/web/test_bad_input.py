@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
@@ -63,7 +64,7 @@ def test_hostile_texts_in_the_history_are_shown_harmlessly(base, text):
     changes = {"name": text, "account": text, "reason": text, "gpu_type": text, "error": text or None}
     nodes = tuple(replace(node, reason=text, drained_by=text, reservation=text, accepts=False) for node in found.nodes)
     apps = tuple(replace(app, name=text, problem=text, tuner=text) for app in found.apps)
-    jobs = tuple(replace(job, **changes) for job in found.jobs)
+    jobs = tuple(changed(job, **changes) for job in found.jobs)
     publish(base / "shared", replace(found, jobs=jobs, nodes=nodes, apps=apps, cluster=text, slurm=text))
     with client_of(base) as client:
         for address, answer in texts(client).items():

@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+from msgspec.structs import replace as changed
+
 from metasched.shared_dir.published_status import NodeStatus
 from metasched.web.access import Viewer
 from metasched.web.pages.cluster import groups_of, totals
@@ -23,8 +25,8 @@ def test_every_gpu_of_a_node_has_one_use():
 
 def test_co_runners_hold_their_gpus_once():
     """Two jobs on the same GPUs are one segment, which says that the GPUs are shared."""
-    other = replace(JOB, uid="u9", slurm_job_id="109", co_runner="101")
-    first = replace(JOB, co_runner="109")
+    other = changed(JOB, uid="u9", slurm_job_id="109", co_runner="101")
+    first = changed(JOB, co_runner="109")
     (group,) = groups_of(
         make_status(jobs=(first, other), nodes=(NodeStatus("n1", "a100", 8, 4, accepts=True),)), VIEWER
     )
@@ -41,7 +43,10 @@ def test_jobs_that_the_page_may_not_read_hold_gpus():
 def test_a_job_with_more_gpus_than_its_node_is_cut():
     """A status that contradicts itself is shown within the node's GPUs."""
     (group,) = groups_of(
-        make_status(jobs=(replace(JOB, nodes={"n1": 99}),), nodes=(NodeStatus("n1", "a100", 8, 8, accepts=True),)),
+        make_status(
+            jobs=(changed(JOB, nodes={"n1": 99}),),
+            nodes=(NodeStatus("n1", "a100", 8, 8, accepts=True),),
+        ),
         VIEWER,
     )
     assert uses(group) == [("job", 8)]
@@ -79,10 +84,10 @@ def test_a_large_cluster_is_small_on_the_wire(site):
     """With 4,096 GPUs and 10,000 live jobs the first load of each page is below 100 KB, compressed."""
     nodes = tuple(NodeStatus(f"n{i:04}", "a100", 8, 8, accepts=True) for i in range(512))
     running = [
-        replace(JOB, uid=f"u{i:05}", slurm_job_id=str(10_000 + i), name=f"job {i * 7919}", nodes={f"n{i // 4:04}": 2})
+        changed(JOB, uid=f"u{i:05}", slurm_job_id=str(10_000 + i), name=f"job {i * 7919}", nodes={f"n{i // 4:04}": 2})
         for i in range(2048)
     ]
-    waiting = [replace(JOB, uid=f"w{i:05}", slurm_job_id=str(90_000 + i), nodes={}, status="held") for i in range(7952)]
+    waiting = [changed(JOB, uid=f"w{i:05}", slurm_job_id=str(90_000 + i), nodes={}, status="held") for i in range(7952)]
     site.publish(jobs=(*running, *waiting), nodes=nodes)
     client = site.client()
     for path in ("/", "/queue"):

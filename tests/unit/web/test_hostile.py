@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed
 
 from metasched.shared_dir.published_status import ALL_FILE_NAME, FILE_NAME, PRIVATE_DIRECTORY
 from tests.unit.web.conftest import JOB, NODES, WAITING, make_status
@@ -28,9 +29,9 @@ HOSTILE = [
 
 def hostile_site(site, text):
     """A site whose every user-written text is the given one."""
-    job = replace(JOB, name=text, reason=text, account=text, gpu_type=text)
+    job = changed(JOB, name=text, reason=text, account=text, gpu_type=text)
     node = replace(NODES[1], reason=text, gpu_type=text)
-    other = replace(WAITING, error=text or None, user=text)
+    other = changed(WAITING, error=text or None, user=text)
     site.publish(jobs=(job, other), nodes=(NODES[0], node), slurm=text, store=text, degraded=text, cluster=text)
     return site.client()
 
@@ -89,7 +90,7 @@ def test_any_path_is_answered_without_a_traceback(site, path):
 
 def test_a_huge_page_number_is_the_last_page(site):
     """A page beyond the last one is the last one."""
-    site.publish(jobs=tuple(replace(JOB, uid=f"u{i}", slurm_job_id=str(i)) for i in range(120)))
+    site.publish(jobs=tuple(changed(JOB, uid=f"u{i}", slurm_job_id=str(i)) for i in range(120)))
     data = site.client().get("/api/v1/queue?page=99999999999999999999").json()
     assert (data["page"], data["pages"], len(data["jobs"])) == (3, 3, 20)
 

@@ -66,7 +66,7 @@ def test_every_query_of_every_page_uses_an_index(past, monkeypatch, user, privat
         statements.append((self, sql, parameters))
         found = rows(self, sql, parameters)
         if not sql.startswith("PRAGMA"):
-            plans.extend((sql, step) for step in scanned(self._db.conn, [(sql, parameters)]))
+            plans.extend((sql, step) for step in scanned(self._db, [(sql, parameters)]))
         return found
 
     plans = []

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 from starlette.testclient import TestClient
 
 from contrib.benchmarks.large_site import APP, SHOWCASE, USERS, Sizes, build, live_uid, past_uid, status
@@ -239,7 +240,7 @@ def test_hostile_names_are_isolated(tmp_path):
     build(tmp_path, SMALL, NOW)
     name = "<img src=x onerror=alert(1)>\u202e\x1b[31m" + "n" * 70_000
     told = status(SMALL, NOW)
-    jobs = tuple(replace(job, name=name, reason=name, account=name) for job in told.jobs)
+    jobs = tuple(changed(job, name=name, reason=name, account=name) for job in told.jobs)
     published_status.publish(tmp_path / "shared", replace(told, jobs=jobs, jobs_version=1))
     for path in (f"/job/{SHOWCASE}", "/apps", f"/app/{APP}"):
         text = client(tmp_path).get(path).text

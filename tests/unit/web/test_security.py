@@ -1,7 +1,7 @@
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from metasched.web import csrf
 from metasched.web.site import local_path, version_of
@@ -146,7 +146,7 @@ def test_loss_and_speed_are_for_owner_and_admins(site):
 )
 def test_private_data_hides_jobs(site, user, uids):
     """Under PrivateData a viewer sees own jobs, those of coordinated accounts, or all as an admin, on every page."""
-    site.publish(jobs=(JOB, replace(WAITING, nodes={"n1": 2})), jobs_are_private=True)
+    site.publish(jobs=(JOB, changed(WAITING, nodes={"n1": 2})), jobs_are_private=True)
     client = site.client(user)
     assert {job["uid"] for job in client.get("/api/v1/queue").json()["jobs"]} == uids
     cluster = client.get("/api/v1/cluster").json()

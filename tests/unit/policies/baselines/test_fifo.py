@@ -10,8 +10,10 @@ from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.reason_words import ordinal
 from metasched.scheduling.engine import run_round
 from policies.baselines.fifo import Fifo, FifoParameters
+from policies.baselines.gpu_allocator import Allocator
 from tests.builders import job
 from tests.unit.rounds import ROUND, Rounds
+from tests.unit.strategies import snapshots
 
 
 def nodes(count=1, **more):
@@ -168,3 +170,24 @@ def test_every_job_that_fits_the_cluster_finishes_without_preemption(arrivals):
 def test_ordinals_are_english():
     """1st, 2nd, 3rd, 4th, 11th, 21st, 112th."""
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 21, 112)] == ["1st", "2nd", "3rd", "4th", "11th", "21st", "112th"]
+
+
+@given(snapshots(max_jobs=12, free=True), st.booleans())
+def test_alike_jobs_wait_behind_the_same_job_as_each_for_itself(snapshot, elastic):
+    """What one waiting job waits behind is what a search for each further job of its kind finds."""
+    queue = sorted([copy for one in snapshot.jobs for copy in _copies(one)], key=lambda one: one.submitted)
+    shot = replace(snapshot, jobs=tuple(queue))
+
+    class Searching(Allocator):
+        def _sizes_key(self, job):
+            return (*super()._sizes_key(job), job.uid)
+
+    found = [kind(shot, queue, elastic=elastic).serve_minimum(strict=True) for kind in (Allocator, Searching)]
+    assert found[0] == found[1]
+
+
+def _copies(one):
+    """The job, and two more of its kind that have never run."""
+    gone = {"placement": None, "released": None, "last_placement": None, "co_runner": None, "status": Status.HELD}
+    later = [one.evolve(uid=f"{one.uid}{n}", slurm_job_id=f"{n}", submitted=n, **gone) for n in (1e6, 2e6)]
+    return [one, *later]
