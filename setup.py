@@ -57,6 +57,9 @@ setup(
     description="A Slurm meta-scheduler for deep-learning training",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    url="https://example.org/metasched",  # a placeholder, as in contrib/packaging, until there is an address
+    maintainer="metasched",
+    maintainer_email="metasched@localhost",
     license="Apache-2.0",
     license_files=["LICENSE"],
     classifiers=[

@@ -30,11 +30,19 @@ local function slurm_user()
   return tonumber(uid)
 end
 
--- Keys of the tag (metasched/slurm/tags.py; a test compares both). The daemon checks the values.
+-- Keys of the tag, and values of keys that are words or whole numbers (metasched/slurm/tags.py; a test compares both).
+-- The daemon checks all values.
 local KEYS = {
   "min_gpus", "max_gpus", "sizes", "preempt", "weight", "max_nodes", "gpu_types", "total_steps", "slo", "model",
   "trials", "batch", "adapts", "regimes", "app", "tuner",
 }
+local VALUES = {
+  preempt = {"checkpoint", "suspend", "no"},
+  trials = {"yes", "no"},
+  batch = {"adaptive", "fixed", "own"},
+  adapts = {"static", "accordion", "gns", "schedule"},
+}
+local WHOLE = {"min_gpus", "max_gpus", "max_nodes", "total_steps", "regimes"}
 local SHOWN = 60  -- characters of a user's word in a message
 
 local function quoted(word)
@@ -58,10 +66,10 @@ local function distance(a, b)
   return row[#b]
 end
 
-local function nearest(key)
+local function nearest(key, list)
   local best, least = nil, 3
   key = key:sub(1, SHOWN):lower():gsub("-", "_")
-  for _, known in ipairs(KEYS) do
+  for _, known in ipairs(list) do
     local found = distance(key, known)
     if found < least then best, least = known, found end
   end
@@ -73,6 +81,11 @@ local function has(list, name)
     if known == name then return true end
   end
   return false
+end
+
+local function hint_for(word, list)
+  local near = nearest(word, list)
+  return near and ("did you mean " .. near .. "?") or ("known are " .. table.concat(list, ", "))
 end
 
 -- The first wrong word of a tag, in a sentence; nil for a tag without one.
@@ -87,9 +100,13 @@ local function wrong_word(comment)
     if seen[key] then return quoted(key) .. " is given twice" end
     seen[key] = true
     if not has(KEYS, key) then
-      local near = nearest(key)
-      local hint = near and ("did you mean " .. near .. "?") or ("known are " .. table.concat(KEYS, ", "))
-      return "there is no key " .. quoted(key) .. "; " .. hint
+      return "there is no key " .. quoted(key) .. "; " .. hint_for(key, KEYS)
+    end
+    if VALUES[key] and not has(VALUES[key], value) then
+      return quoted(word) .. ": there is no such value; " .. hint_for(value, VALUES[key])
+    end
+    if has(WHOLE, key) and (not value:match("^%d+$") or tonumber(value) < 1) then
+      return quoted(word) .. ": write a whole number from 1"
     end
   end
   return nil
@@ -183,9 +200,10 @@ local function submit(job_desc, part_list)
   if SHARED and not job_desc.environment["METASCHED_SHARED"] then
     job_desc.environment["METASCHED_SHARED"] = SHARED
   end
-  slurm.log_user("metasched schedules this job; see: metasched status")
   if wrong then
     slurm.log_user("metasched: the tag in --comment is wrong, so the job never starts; cancel it: %s", wrong)
+  else
+    slurm.log_user("metasched schedules this job; see: metasched status")
   end
 end
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contrib.benchmarks import common
+from metasched.core.reason_words import ordinal
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
 
 GPUS = 8
@@ -114,7 +115,7 @@ def _jobs(jobs: int, nodes: int, now: float) -> Iterator[JobStatus]:
             min_gpus=GPUS // 2,
             max_gpus=GPUS,
             preempt="checkpoint",
-            reason=f"{number + 1}th of {jobs} by attained service" + ("" if held else "; waits for 8 GPUs"),
+            reason=f"{ordinal(number + 1)} of {jobs} by attained service" + ("" if held else "; waits for 8 GPUs"),
             nodes={} if host is None else {_name(host): held},
             gpu_type=None if host is None else "v100",
             submitted=now - 7200.0 - number,

@@ -11,6 +11,7 @@ from metasched.api.policy_choice import PolicyChoice, label, resolve
 from metasched.api.table import Table
 from metasched.configuration.command_paths import CommandPaths
 from metasched.core.policy import installed_policies
+from metasched.simulator.live_settings import START_SECONDS, live_settings
 
 if TYPE_CHECKING:  # importing the daemon takes long
     from metasched.core.model import PlannedRun
@@ -51,13 +52,24 @@ class WhatIf:
     def row(self, one: Forecast) -> dict[str, Any]:
         """Return a job's columns as plain values."""
         planned = self.planned.get(one.job.uid)
+        idle = self.idle_gpu_hours(one)
         return {
             **named(one),
             **{f"ends {name}": end for name, end in one.ends.items()},
             **{f"preemptions {name}": count for name, count in one.preemptions.items()},
+            **{f"gpu_hours {name}": seconds / 3600 for name, seconds in one.gpu_seconds.items()},
+            **{f"idle_gpu_hours {name}": None if idle is None else idle[name] for name in one.gpu_seconds},
             "planned": None if planned is None else asdict(planned),
             "gpu_use": None if (use := self.gpu_use.get(one.job.uid)) is None else asdict(use),
         }
+
+    def idle_gpu_hours(self, one: Forecast) -> Mapping[str, float] | None:
+        """Return the GPU-hours from now on in which GPUs of a job are idle, by policy, if it uses them as measured.
+
+        None where its use was not imported.
+        """
+        use = self.gpu_use.get(one.job.uid)
+        return None if use is None else {name: use.idle * held / 3600 for name, held in one.gpu_seconds.items()}
 
     def _repr_html_(self) -> str:
         """Return the jobs as an HTML table, for notebooks."""
@@ -82,7 +94,7 @@ def what_if(
     config: str | Path | None = None,
     assume_hours: float = 4.0,
     speed_up: float = 0.9,
-    restart_seconds: float = 60.0,
+    restart_seconds: float = START_SECONDS,
     progress: Callable[[int, int], object] | None = None,
 ) -> WhatIf:
     """Simulate the present queue and cluster from now on, under the configured policy and under others.
@@ -115,12 +127,7 @@ def what_if(
         snapshot = controller.current_snapshot(fits_iterations=True)
         schedule = controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
-        settings = Settings(
-            round_seconds=schedule.round_seconds,
-            min_round_seconds=schedule.min_round_seconds,
-            start_seconds=restart_seconds,
-            restart_seconds=restart_seconds,
-        )
+        settings = Settings(**live_settings(schedule.round_seconds, schedule.min_round_seconds, restart_seconds))
         current = f"{controller.policy.name} (now)"
         compared = {current: controller.policy, **chosen}
         states = {name: store.policy_state(policy.name) for name, policy in compared.items()}

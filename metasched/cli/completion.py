@@ -1,4 +1,4 @@
-"""Completions that shells ask for at the tab key: policies, and the jobs of the user who types."""
+"""Completions that shells ask for at the tab key: policies, states, and the jobs of the user who types."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def policy_names(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     from metasched.core.policy import installed_policies  # noqa: PLC0415  other completions need no policies
 
     return [name for name in installed_policies().names() if name.startswith(incomplete)]
+
+
+def states(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001  click's
+    """Return the states of live and of ended jobs that begin with what was typed."""
+    from metasched.presentation.job_selection import KNOWN_STATES  # noqa: PLC0415  as above
+
+    return [state for state in KNOWN_STATES if state.startswith(incomplete)]
 
 
 def own_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001

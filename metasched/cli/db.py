@@ -188,7 +188,8 @@ def import_(
         Prometheus,
         import_gpu_use,
     )
-    from metasched.history_import.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415
+    from metasched.history_import.sacct_command import array_tasks, ask_sacct  # noqa: PLC0415
+    from metasched.history_import.sacct_import import NEEDED, import_jobs  # noqa: PLC0415
 
     if file is not None and (since or until or prometheus):
         raise click.UsageError("--since, --until and --prometheus are for what is asked: leave them out with a file")
@@ -197,11 +198,11 @@ def import_(
         if prometheus is not None:
             server = Prometheus(prometheus, os.environ.get("PROMETHEUS_TOKEN", ""))
             end = time.time() if until is None else until.timestamp()
-            found = import_gpu_use(store, server, EXPORTERS[exporter], begin.timestamp(), end, progress)
+            found = import_gpu_use(store, server, EXPORTERS[exporter], begin.timestamp(), end, progress, array_tasks)
         elif file is not None:
             found = import_jobs(store, file, progress=progress)
         else:
-            with ask_sacct(begin, until) as (path, delimiter):
+            with ask_sacct(("AdminComment", *NEEDED), begin, until) as (path, delimiter):
                 found = import_jobs(store, path, delimiter, progress)
     if as_json:
         first = None if found.unreadable is None else str(found.unreadable)

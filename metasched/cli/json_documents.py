@@ -130,6 +130,8 @@ class _ForecastRow:
     preemptions: dict[str, int]
     planned: dict[str, float] | None
     gpu_use: dict[str, float] | None
+    gpu_hours: dict[str, float]
+    idle_gpu_hours: dict[str, float] | None
 
 
 @dataclasses.dataclass

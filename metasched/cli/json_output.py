@@ -21,12 +21,20 @@ def schema_name(command: str, version: int) -> str:
 
 
 def echo_json(command: str, data: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Print one JSON document; `metasched schema` prints its schema (cli/json_documents.py).
+    """Print one JSON document, each row of a list on a line; `metasched schema` prints its schema.
 
     Args:
         command: the command's words, such as ``db events``.
         data: the document's properties; a sequence becomes the property ``rows``.
     """
-    properties = data if isinstance(data, Mapping) else {"rows": data}
-    named = {"schema": schema_name(command, VERSIONS.get(command, 1)), **properties}
-    click.echo(json.dumps(named, indent=1, default=str))
+    given = data if isinstance(data, Mapping) else {"rows": data}
+    named = {"schema": schema_name(command, VERSIONS.get(command, 1)), **given}
+    properties = (f" {json.dumps(name)}: {_encoded(value)}" for name, value in named.items())
+    click.echo("{\n" + ",\n".join(properties) + "\n}")
+
+
+def _encoded(value: Any) -> str:
+    """Return a property's JSON: a list of objects with a line for each, which grep finds and diff compares."""
+    if isinstance(value, Sequence) and value and all(isinstance(row, Mapping) for row in value):
+        return "[\n  " + ",\n  ".join(json.dumps(row, default=str) for row in value) + "\n ]"
+    return json.dumps(value, indent=1, default=str).replace("\n", "\n ")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from metasched.cli.json_output import echo_json, json_option
-from metasched.configuration.field_docs import meanings
+from metasched.configuration.field_docs import meaning
 from metasched.core.policy import Policy, installed_policies
 
 
@@ -38,9 +38,8 @@ def command(*, as_json: bool) -> None:
 
 def describe(policy: type[Policy]) -> dict[str, Any]:
     """Return a policy's name, first sentence, and parameters with default and meaning (from the docstring)."""
-    meaning = meanings(policy.Parameters)
     parameters = {
-        name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meaning.get(name, "")}
+        name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meaning(field)}
         for name, field in policy.Parameters.model_fields.items()
     }
     summary = (inspect.getdoc(policy) or "").split("\n\n")[0].replace("\n", " ")

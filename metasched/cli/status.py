@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from metasched.cli import completion
 from metasched.cli.caller import own_name
 from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths, shared_option
@@ -61,6 +62,7 @@ class _View:
     "states",
     multiple=True,
     metavar="STATE",
+    shell_complete=completion.states,
     help="Only jobs in this state, such as running, waiting or failed; repeat it for more.",
 )
 @click.option(

@@ -6,7 +6,7 @@ The values of a new column come from `shared_dir/published_status.py`, which `da
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -65,7 +65,8 @@ def overview(status: Status, now: float, limit: int, *, every_node: bool = False
     else:
         parts.append(Text("no jobs of metasched wait or run"))
     if len(status.jobs) > limit:
-        parts.append(Text(f"and {len(status.jobs) - limit} more"))
+        rest = _by_state(status.jobs[limit:])
+        parts.append(Text(f"and {len(status.jobs) - limit} more ({rest}); see --me, --state, --limit or --summary"))
     if status.apps:
         parts += [Text(), apps_table(status.apps[:limit])]
         if len(status.apps) > limit:
@@ -90,15 +91,20 @@ def summary(status: Status, now: float) -> RenderableType:
         closed = [node.name for node in same if not node.accepts]
         total, used = sum(node.gpus for node in same), sum(node.gpus_used for node in same)
         row(gpus, gpu_type, len(same), total, used, free, hosts_text(closed, _HOSTS_WIDTH))
-    states = Counter(job.status for job in status.jobs)
-    told = ", ".join(f"{count} {clean(state)}" for state, count in states.most_common()) or "none"
-    parts: list[RenderableType] = [headline(status, now), Text(), gpus, Text(), Text(f"Live jobs: {told}")]
+    told = Text(f"Live jobs: {_by_state(status.jobs) or 'none'}")
+    parts: list[RenderableType] = [headline(status, now), Text(), gpus, Text(), told]
     waiting = Counter(job.reason_code for job in status.jobs if job.status in WAITING)
     if waiting:
-        told = ", ".join(f"{count} {clean(code)}" for code, count in waiting.most_common(_SUMMARY_ROWS))
-        parts.append(Text(f"Waiting, by reason: {told}"))
+        codes = ", ".join(f"{count} {clean(code)}" for code, count in waiting.most_common(_SUMMARY_ROWS))
+        parts.append(Text(f"Waiting, by reason: {codes}"))
     parts += [Text(), _users_table(status.jobs)] if status.jobs else []
     return Group(*parts)
+
+
+def _by_state(jobs: Sequence[JobStatus]) -> str:
+    """Return the numbers of jobs by state, such as ``30 held, 2 running``."""
+    states = Counter(job.status for job in jobs)
+    return ", ".join(f"{count} {clean(state)}" for state, count in states.most_common())
 
 
 def _users_table(jobs: Sequence[JobStatus]) -> Table:
@@ -241,17 +247,23 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Return the table of live jobs; place, batch, speed-up and planned run have a column where any job has them."""
+    """Return the table of live jobs; a column without any content is left out."""
+
+    def filled(columns: Mapping[str, Callable[[JobStatus], str]]) -> dict[str, Callable[[JobStatus], str]]:
+        return {name: text for name, text in columns.items() if any(map(text, jobs))}
+
     numbers = ("WAITED", "RAN", "RUNS")
-    optional: dict[str, Callable[[JobStatus], str]] = {
-        "PLACE": lambda job: "" if job.place is None else str(job.place),
-        "BATCH": batch_text,
-        "SPEED-UP": speed_up_text,
-        "PLANNED": lambda job: planned_text(job.planned, now),
-        "EXPECTED": lambda job: expected_text(job.forecast, now),
-    }
-    shown = {name: text for name, text in optional.items() if any(map(text, jobs))}
-    headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, "PROGRESS", "REASON")
+    shown = filled(
+        {
+            "PLACE": lambda job: "" if job.place is None else str(job.place),
+            "BATCH": batch_text,
+            "SPEED-UP": speed_up_text,
+            "PLANNED": lambda job: planned_text(job.planned, now),
+            "EXPECTED": lambda job: expected_text(job, now),
+        }
+    )
+    last = filled({"PROGRESS": progress_text})
+    headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, *last, "REASON")
     made = table(*headings, right=(*shown, *numbers))
     for job in jobs:
         row(
@@ -266,7 +278,7 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
             duration(job.waited_seconds),
             duration(job.ran_seconds),
             runs_text(job),
-            progress_text(job),
+            *(text(job) for text in last.values()),
             Text(clean(job.error), style="bold red") if job.error else job.reason,
         )
     return made

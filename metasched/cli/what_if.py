@@ -12,12 +12,18 @@ from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
+from metasched.core.reason_words import counted
 from metasched.presentation.formatting import duration, planned_text
+from metasched.simulator.live_settings import START_SECONDS
 
 if TYPE_CHECKING:
-    from metasched.core.model import PlannedRun
+    from metasched.api.what_if import WhatIf
     from metasched.simulator.what_if import Forecast
     from metasched.store import GpuUse
+
+_IDLE = 0.1
+"""Part of the time for which a job's GPUs were idle, from which on the job is named."""
+_IDLERS = 10
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--restart-seconds",
-    default=60.0,
+    default=START_SECONDS,
     show_default=True,
     type=click.FloatRange(min=0),
     help="From getting its GPUs to a job's first step, where no restart was measured.",
@@ -76,7 +82,7 @@ def command(
     rows, planned, uses, now = found.forecasts, found.planned, found.gpu_use, found.current
     columns = [now, *found.others]
     if as_json:
-        echo_json("what-if", [_plain(row, planned.get(row.job.uid), uses.get(row.job.uid)) for row in rows])
+        echo_json("what-if", [_plain(found, row) for row in rows])
         return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
@@ -108,10 +114,37 @@ def command(
         lost = sum(name in one.ended for one in rows)
         by_tuners = f", {lost} ended by tuners" if lost else ""
         never = len(rows) - len(known) - lost
-        click.echo(f"{name}: mean JCT {mean}, {stops} preemptions{by_tuners}, {never} jobs never end")
+        endless = f"{counted(never, 'job')} never {'ends' if never == 1 else 'end'}"
+        click.echo(f"{name}: mean JCT {mean}, {counted(stops, 'preemption')}{by_tuners}, {endless}")
+    if uses:
+        _print_idle(found)
     if found.gpu_use_of_all is not None:
         click.echo(f"GPU use of all jobs in the last 30 days, as imported: {_use_text(found.gpu_use_of_all)}")
     click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(found.now))} on; nothing was changed.")
+
+
+def _print_idle(found: WhatIf) -> None:
+    """Name the jobs that leave most GPUs idle, with their idle GPU hours to come under each policy."""
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415  as above
+
+    names = (found.current, *found.others)
+    hours = [(one, idle) for one in found.forecasts if (idle := found.idle_gpu_hours(one)) is not None]
+    idlers = [(one, idle) for one, idle in hours if found.gpu_use[one.job.uid].idle >= _IDLE]
+    idlers.sort(key=lambda pair: -pair[1][found.current])
+    if idlers:
+        columns = [f"IDLE GPU HOURS {name}" for name in names]
+        made = table("JOB", "NAME", "USER", "IDLE", *columns, right=["IDLE", *columns])
+        for one, idle in idlers[:_IDLERS]:
+            part = f"{found.gpu_use[one.job.uid].idle:.0%}"
+            row(made, one.job.slurm_job_id, one.job.name, one.job.user, part, *(f"{idle[name]:.1f}" for name in names))
+        click.echo("\nIdle GPUs, if jobs go on to use theirs as measured:")
+        console().print(made)
+        if len(idlers) > _IDLERS:
+            click.echo(f"and {len(idlers) - _IDLERS} more")
+    for name in names:
+        total = sum(one.gpu_seconds[name] for one, _ in hours) / 3600
+        lost = sum(idle[name] for _, idle in hours)
+        click.echo(f"{name}: {lost:.1f} of the {total:.1f} GPU hours of {counted(len(hours), 'measured job')} are idle")
 
 
 def _use_text(use: GpuUse | None) -> str:
@@ -133,9 +166,10 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
     return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
 
 
-def _plain(one: Forecast, planned: PlannedRun | None, use: GpuUse | None) -> dict[str, Any]:
+def _plain(found: WhatIf, one: Forecast) -> dict[str, Any]:
     from metasched.api.what_if import named  # noqa: PLC0415  as above
 
+    planned, use = found.planned.get(one.job.uid), found.gpu_use.get(one.job.uid)
     return {
         **named(one),
         "ends": dict(one.ends),
@@ -143,4 +177,6 @@ def _plain(one: Forecast, planned: PlannedRun | None, use: GpuUse | None) -> dic
         "preemptions": dict(one.preemptions),
         "planned": None if planned is None else asdict(planned),
         "gpu_use": None if use is None else asdict(use),
+        "gpu_hours": {name: seconds / 3600 for name, seconds in one.gpu_seconds.items()},
+        "idle_gpu_hours": found.idle_gpu_hours(one),
     }

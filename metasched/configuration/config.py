@@ -1,7 +1,7 @@
 """The configuration file: TOML, read into a frozen and fully checked record.
 
-A new key is a field here with a line under ``Attributes:``, from which its explanation and the template of
-`metasched init` are made, and a row in docs/admin/CONFIG.md. A key that a reload cannot apply is also an entry of
+A new key is a field here with a docstring below it, from which its explanation in the template of `metasched init` is
+made, and a row in docs/admin/CONFIG.md. A key that a reload cannot apply is also an entry of
 ``FIXED`` in daemon/process.py.
 """
 
@@ -48,39 +48,35 @@ class ConfigError(MetaschedError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Paths(_Section):
-    """Directories of the daemon.
-
-    Attributes:
-        state: directory on the daemon host's local disk, for the database (SQLite is not safe on NFS, Lustre or GPFS).
-        shared: directory that every compute node sees, for mailbox and reports.
-    """
+    """Directories of the daemon."""
 
     state: _AbsolutePath
+    """Directory on the daemon host's local disk, for the database (SQLite is not safe on NFS, Lustre or GPFS)."""
     shared: _AbsolutePath
+    """Directory that every compute node sees, for mailbox and reports."""
 
 
 class IntakeLimit(_Section):
-    """Limits on what each of some users may ask of metasched. A pattern may have ``*``, ``?`` and ``[...]``.
-
-    Attributes:
-        users: patterns of user names; the limit is for jobs of these users, for each user apart.
-        accounts: patterns of Slurm accounts; the limit is for jobs of these accounts.
-        qos: patterns of QOS, whose case does not matter; the limit is for jobs of these QOS.
-        non_preemptible_gpus: most GPUs that the user's jobs with ``preempt=no`` hold at once; 0 for none.
-        live_jobs: most jobs of the user that are taken in and have not ended.
-        array_tasks: most tasks of one array that have not ended; a larger array is not taken in.
-    """
+    """Limits on what each of some users may ask of metasched. A pattern may have ``*``, ``?`` and ``[...]``."""
 
     users: _Names = ("*",)
+    """Patterns of user names; the limit is for jobs of these users, for each user apart."""
     accounts: _Names = ("*",)
+    """Patterns of Slurm accounts; the limit is for jobs of these accounts."""
     qos: _Names = ("*",)
+    """Patterns of QOS, whose case does not matter; the limit is for jobs of these QOS."""
     non_preemptible_gpus: Annotated[int, Field(ge=0)] | None = None
+    """Most GPUs that the user's jobs with ``preempt=no`` hold at once; 0 for none."""
     live_jobs: Annotated[int, Field(ge=1)] | None = None
+    """Most jobs of the user that are taken in and have not ended."""
     array_tasks: Annotated[int, Field(ge=1)] | None = None
+    """Most tasks of one array that have not ended; a larger array is not taken in."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> IntakeLimit:
@@ -98,22 +94,20 @@ class IntakeLimit(_Section):
 
 
 class Intake(_Section):
-    """Jobs that metasched schedules in addition to those whose comment begins with ``metasched``, and limits on all.
-
-    Attributes:
-        partitions: metasched schedules every job of these partitions.
-        qos: metasched schedules every job of these QOS.
-        live_jobs: most live jobs of one user that are taken in; further ones wait in Slurm's queue until others end.
-        seconds: time of one poll after which it records no further new jobs; the next polls do.
-        limits: tables ``[[intake.limits]]`` with other limits for some users, accounts or QOS, or for all. Of the
-            tables that cover a job, the first one with a key decides on that key.
-    """
+    """Jobs that metasched schedules in addition to those whose comment begins with ``metasched``, and limits on all."""
 
     partitions: _Names = ()
+    """metasched schedules every job of these partitions."""
     qos: _Names = ()
+    """metasched schedules every job of these QOS."""
     live_jobs: Annotated[int, Field(ge=1)] = 1000
+    """Most live jobs of one user that are taken in; further ones wait in Slurm's queue until others end."""
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    """Time of one poll after which it records no further new jobs; the next polls do."""
     limits: Annotated[tuple[IntakeLimit, ...], Field(strict=False)] = ()
+    """Tables ``[[intake.limits]]`` with other limits for some users, accounts or QOS, or for all. Of the tables that
+    cover a job, the first one with a key decides on that key.
+    """
 
     def live_jobs_of(self, user: str, account: str, qos: str) -> int:
         """The most live jobs of a user, as they count for a job of that account and QOS."""
@@ -134,62 +128,54 @@ class Intake(_Section):
 
 
 class SlurmOptions(_Section):
-    """Access to Slurm.
-
-    Attributes:
-        client: ``cli`` for Slurm's commands, ``pyslurm`` for writes by pyslurm, ``auto`` for pyslurm where it works.
-        timeout_seconds: longest wait for one command.
-        signal: signal that asks a trainer to checkpoint and stop (NCCL uses SIGUSR1).
-        exit_code: exit code of a trainer that has checkpointed; best listed in Slurm's RequeueExitHold.
-        settle_seconds: time from an outage of the controller until the daemon acts again.
-    """
+    """Access to Slurm's controller."""
 
     client: Literal["auto", "cli", "pyslurm"] = "auto"
+    """``cli`` for Slurm's commands, ``pyslurm`` for writes by pyslurm, ``auto`` for pyslurm where it works."""
     timeout_seconds: Seconds = 15.0
+    """Longest wait for one command."""
     signal: Literal["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP"] = "SIGUSR2"
+    """Signal that asks a trainer to checkpoint and stop (NCCL uses SIGUSR1)."""
     exit_code: Annotated[int, Field(ge=EXIT_CODES[0], le=EXIT_CODES[-1])] = 85
+    """Exit code of a trainer that has checkpointed; best listed in Slurm's RequeueExitHold."""
     settle_seconds: _SecondsOrZero = 6.0
+    """Time from an outage of the controller until the daemon acts again."""
 
 
 class Schedule(_Section):
-    """Times of rounds, polls and actions.
-
-    Attributes:
-        round_seconds: time between decisions.
-        min_round_seconds: shortest time between decisions, where an arrival or completion brings a round forward.
-        poll_seconds: time between polls of Slurm.
-        busy_poll_seconds: time between polls while runs are being stopped or started; at least what a poll takes.
-        grace_seconds: time that a trainer has to checkpoint before the daemon requeues its job.
-        start_seconds: time for Slurm to start a released job, beyond the grace of the jobs that it replaces.
-        slice_seconds: length of a time slice where two jobs alternate on a GPU.
-        launch_tries: runs in a row that may end before their trainer has started, until the job fails.
-    """
+    """Times of rounds, polls and actions."""
 
     round_seconds: Seconds = 360.0
+    """Time between decisions."""
     min_round_seconds: Seconds = 10.0
+    """Shortest time between decisions, where an arrival or completion brings a round forward."""
     poll_seconds: Seconds = 2.0
+    """Time between polls of Slurm."""
     busy_poll_seconds: Seconds = 0.05
+    """Time between polls while runs are being stopped or started; at least what a poll takes."""
     grace_seconds: Seconds = 120.0
+    """Time that a trainer has to checkpoint before the daemon requeues its job."""
     start_seconds: Seconds = 60.0
+    """Time for Slurm to start a released job, beyond the grace of the jobs that it replaces."""
     slice_seconds: Seconds = 60.0
+    """Length of a time slice where two jobs alternate on a GPU."""
     launch_tries: Annotated[int, Field(ge=1, le=1000)] = 6
+    """Runs in a row that may end before their trainer has started, until the job fails."""
 
 
 class Sharing(_Section):
-    """Two jobs on one GPU, where Slurm is set up for it.
-
-    Attributes:
-        enabled: whether two jobs may share a GPU.
-        untried_part: assumed fraction of its speed alone that a job keeps with a co-runner, until a measurement, or
-            an estimate from measurements of other jobs, replaces it. A higher value lets policies that ask for a gain
-            try a pair sooner.
-        reference_table: absolute path of a file with co-located speeds of models, measured in advance, for these
-            estimates; empty for none.
-    """
+    """Two jobs on one GPU, where Slurm is set up for it."""
 
     enabled: bool = True
+    """Whether two jobs may share a GPU."""
     untried_part: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Assumed fraction of its speed alone that a job keeps with a co-runner, until a measurement, or an estimate from
+    measurements of other jobs, replaces it. A higher value lets policies that ask for a gain try a pair sooner.
+    """
     reference_table: str = ""
+    """Absolute path of a file with co-located speeds of models, measured in advance, for these estimates; empty for
+    none.
+    """
     _table: ThroughputTable | None = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -208,45 +194,37 @@ class Sharing(_Section):
 
 
 class AccountingOptions(_Section):
-    """Use of Slurm's associations and QOS: fair shares of accounts, and limits on GPUs and running jobs.
-
-    Attributes:
-        refresh_seconds: time between reads of them; 0 for never, and then they are ignored.
-    """
+    """Use of Slurm's associations and QOS: fair shares of accounts, and limits on GPUs and running jobs."""
 
     refresh_seconds: _SecondsOrZero = 60.0
+    """Time between reads of them; 0 for never, and then they are ignored."""
 
 
 class PolicyChoice(_Section):
-    """The policy and its parameters.
-
-    Attributes:
-        name: name of the policy, one of those that ``metasched policies`` lists.
-        parameters: parameters of the policy; see docs/researcher/policies/.
-    """
+    """The policy and its parameters."""
 
     name: str = "las"
+    """Name of the policy, one of those that ``metasched policies`` lists."""
     parameters: PolicyParameters = Field(default_factory=PolicyParameters)
+    """Parameters of the policy; see docs/researcher/policies/."""
 
 
 class History(_Section):
-    """Retention of records.
-
-    Attributes:
-        snapshots_bytes: size of the rounds' newest snapshots to keep for ``metasched replay``; 0 keeps none.
-        days: days to keep details of what is over: rounds with snapshots and decisions, actions, events, and
-            reports, which simulations of past jobs use; 0 for ever.
-        reports_days: days to keep the report files of a job that has ended, in the shared directory; 0 for ever.
-        jobs_days: days to keep a job that has ended, and its runs, from which predictions for recurring jobs are made;
-            0 for ever.
-        speeds_days: days to keep a learnt speed after its last measurement; 0 for ever.
-    """
+    """Retention of records in the database."""
 
     days: _Days = 90.0
+    """Days to keep details of what is over: rounds with snapshots and decisions, actions, events, and reports, which
+    simulations of past jobs use; 0 for ever.
+    """
     reports_days: _Days = 7.0
+    """Days to keep the report files of a job that has ended, in the shared directory; 0 for ever."""
     jobs_days: _Days = 730.0
+    """Days to keep a job that has ended, and its runs, from which predictions for recurring jobs are made; 0 for ever.
+    """
     speeds_days: _Days = 730.0
+    """Days to keep a learnt speed after its last measurement; 0 for ever."""
     snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    """Size of the rounds' newest snapshots to keep for ``metasched replay``; 0 keeps none."""
 
     @model_validator(mode="after")
     def _jobs_outlast_reports(self) -> History:
@@ -256,61 +234,49 @@ class History(_Section):
 
 
 class Access(_Section):
-    """The users who may see all jobs whole. Everybody sees own jobs whole, and of other jobs what Slurm lets users see.
-
-    Attributes:
-        admins: names of Unix users.
-        admin_groups: names of Unix groups.
-    """
+    """The users who may see all jobs whole. Everybody sees own jobs whole, and of others what Slurm lets users see."""
 
     admins: _Names = ()
+    """Names of Unix users."""
     admin_groups: _Names = ()
+    """Names of Unix groups."""
 
 
 class ForecastOptions(_Section):
-    """Forecasts of the start and the end of each job, by simulations in a process of the lowest priority.
-
-    Attributes:
-        enabled: whether forecasts are made; they need the snapshots that ``[history] snapshots_bytes`` keeps.
-        pause_seconds: least time between two forecasts.
-        cpu_share: most part of one CPU that forecasts take in the mean; the pauses between them follow from that.
-        samples: simulations of a forecast.
-        jobs: most live jobs that are simulated, those nearest to their start.
-        horizon_seconds: how far into the future the simulations reach.
-    """
+    """Forecasts of the start and the end of each job, by simulations in a process of the lowest priority."""
 
     enabled: bool = True
+    """Whether forecasts are made; they need the snapshots that ``[history] snapshots_bytes`` keeps."""
     pause_seconds: Seconds = 60.0
+    """Least time between two forecasts."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Most part of one CPU that forecasts take in the mean; the pauses between them follow from that."""
     samples: Annotated[int, Field(ge=5, le=1000)] = 20
+    """Simulations of a forecast."""
     jobs: Annotated[int, Field(ge=1, le=100_000)] = 300
+    """Most live jobs that are simulated, those nearest to their start."""
     horizon_seconds: Seconds = 7 * 86400.0
+    """How far into the future the simulations reach."""
 
 
 class Shadow(_Section):
-    """Policies that decide on the same snapshots as the live policy, and whose decisions are only recorded.
-
-    Attributes:
-        policies: names of policies, with parameters where needed as in ``las:promote_knob=3``; empty for none.
-        pause_seconds: least time between two rounds that they decide.
-        cpu_share: most part of one CPU that they take in the mean.
-        jobs: most live jobs of the simulations that estimate completion times and fairness.
-    """
+    """Policies that decide on the same snapshots as the live policy, and whose decisions are only recorded."""
 
     policies: _Names = ()
+    """Names of policies, with parameters where needed as in ``las:promote_knob=3``; empty for none."""
     pause_seconds: Seconds = 60.0
+    """Least time between two rounds that they decide."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Most part of one CPU that they take in the mean."""
     jobs: Annotated[int, Field(ge=1, le=100_000)] = 300
+    """Most live jobs of the simulations that estimate completion times and fairness."""
 
 
 class Standby(_Section):
-    """Copies of the database, for a daemon on another host that takes over.
-
-    Attributes:
-        copy_seconds: time between copies of the database into the shared directory; 0 for none.
-    """
+    """Copies of the database, for a daemon on another host that takes over."""
 
     copy_seconds: _SecondsOrZero = 60.0
+    """Time between copies of the database into the shared directory; 0 for none."""
 
 
 def _absolute_text(value: str) -> str:
@@ -346,31 +312,28 @@ def _permissions(value: str) -> str:
 
 
 class WebOptions(_Section):
-    """The web page, `metasched web`: a process of its own that only reads.
-
-    Attributes:
-        socket: absolute path of the Unix socket that the site's proxy connects to.
-        socket_mode: permissions of the socket, octal; whoever may connect can name any user.
-        socket_group: Unix group of the socket; empty for that of the process.
-        proxy_users: Unix users whose processes may connect; empty for all whom the socket's permissions admit.
-        user_header: HTTP header in which the proxy names the user; believed over the Unix socket alone.
-        root_path: path below which the proxy shows the page, such as ``/metasched``; empty for the top.
-        frame_ancestors: origins that may show the page in a frame.
-        coordinators: table of Slurm accounts, each with the list of users who coordinate it.
-        state: absolute path of the page's own directory, for the results of what-ifs.
-        comparisons: absolute path of a directory with results of `metasched compare`, shown to all; empty for none.
-    """
+    """The web page, `metasched web`: a process of its own that only reads."""
 
     socket: Annotated[str, AfterValidator(_absolute_text)] = "/run/metasched-web/web.sock"
+    """Absolute path of the Unix socket that the site's proxy connects to."""
     socket_mode: Annotated[str, AfterValidator(_permissions)] = "0660"
+    """Permissions of the socket, octal; whoever may connect can name any user."""
     socket_group: str = ""
+    """Unix group of the socket; empty for that of the process."""
     proxy_users: _Names = ()
+    """Unix users whose processes may connect; empty for all whom the socket's permissions admit."""
     user_header: Annotated[str, AfterValidator(_header_name)] = "X-Remote-User"
+    """HTTP header in which the proxy names the user; believed over the Unix socket alone."""
     root_path: Annotated[str, AfterValidator(_path_of_site)] = ""
+    """Path below which the proxy shows the page, such as ``/metasched``; empty for the top."""
     frame_ancestors: Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], Field(strict=False)] = ()
+    """Origins that may show the page in a frame."""
     coordinators: dict[str, _Names] = Field(default_factory=dict)
+    """Table of Slurm accounts, each with the list of users who coordinate it."""
     state: Annotated[str, AfterValidator(_absolute_text)] = "/var/lib/metasched-web"
+    """Absolute path of the page's own directory, for the results of what-ifs."""
     comparisons: Annotated[str, AfterValidator(_absolute_or_empty)] = ""
+    """Absolute path of a directory with results of `metasched compare`, shown to all; empty for none."""
 
 
 def _address(text: str) -> str:
@@ -380,28 +343,23 @@ def _address(text: str) -> str:
 
 
 class Metrics(_Section):
-    """Metrics for Prometheus.
-
-    Attributes:
-        file: whether the daemon writes them into the shared directory, as ``metrics.prom``.
-        listen: host and port at which the daemon serves that file, such as ``127.0.0.1:9410``; empty for none. Users
-            who can reach the port can read accounts' use of the cluster.
-    """
+    """Metrics for Prometheus."""
 
     file: bool = True
+    """Whether the daemon writes them into the shared directory, as ``metrics.prom``."""
     listen: Annotated[str, AfterValidator(_address)] = ""
+    """Host and port at which the daemon serves that file, such as ``127.0.0.1:9410``; empty for none. Users who can
+    reach the port can read accounts' use of the cluster.
+    """
 
 
 class Log(_Section):
-    """The daemon's log, on standard error.
-
-    Attributes:
-        level: lowest severity that is logged.
-        format: ``console`` for people, ``json`` for machines.
-    """
+    """The daemon's log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest severity that is logged."""
     format: Literal["console", "json"] = "console"
+    """``console`` for people, ``json`` for machines."""
 
 
 class Config(_Section):

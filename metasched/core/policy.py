@@ -25,10 +25,12 @@ class PolicyParameters(BaseModel):
     """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the configuration file.
 
     Types are strict. A field that is a tuple needs ``Field(strict=False)``, since files have lists only. Numbers must
-    be finite, since parameters are stored as JSON.
+    be finite, since parameters are stored as JSON. The docstring below a field is its meaning in `metasched policies`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @property
     def gpu_types(self) -> frozenset[str]:

@@ -20,8 +20,8 @@ from typing import Self
 import structlog
 
 from metasched.configuration.file_names import DATABASE
-from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import sync_directory
 from metasched.store import NotAStoreError, Store, StoreError
 from metasched.store.connection import exists, read_term
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from metasched.configuration.config import Config
+from metasched.core.file_replacement import replace_file
 from metasched.core.model import Job, Node, Status
 from metasched.core.reuse import Latest, reuses_results
 from metasched.daemon.cluster_state import ClusterState
 from metasched.metrics.exposition import OTHER, counters_in, exposition, not_below
 from metasched.metrics.sample import Histogram, Sample
-from metasched.shared_dir.published_status import replace_file
 from metasched.store import Store
 from metasched.store.counting_triggers import BUCKETS
 from metasched.store.metric_rows import CounterKey
@@ -85,7 +85,7 @@ class MetricsPublisher:
         if self._sample is None:
             return
         try:
-            replace_file(self._path, not_below(exposition(self._sample), self._floors))
+            replace_file(self._path, not_below(exposition(self._sample), self._floors), mode=0o644)
         except OSError as error:
             if not self._failed:
                 log.warning("metrics_not_published", path=str(self._path), error=error.strerror)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from metasched.core.child_processes import stop
 from metasched.forecast.round_follower import Task, alive_path
 
 SILENT_SECONDS = 900.0
@@ -86,14 +87,8 @@ class SideProcess:
     def close(self) -> None:
         """End the process; it loses nothing that the daemon has read."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            stop(process, END_SECONDS)
 
     def _start(self, now: float) -> None:
         argv = [sys.executable, "-m", self._module, json.dumps(asdict(self._task))]

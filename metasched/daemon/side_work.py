@@ -16,12 +16,12 @@ from metasched.configuration.config import Config
 from metasched.core.errors import MetaschedError
 from metasched.daemon.side_process import SideProcess
 from metasched.forecast.calibration import Calibration
-from metasched.forecast.live_settings import live_settings
 from metasched.forecast.records import InstantRange, JobForecast, QueueForecast
 from metasched.forecast.result_file import FORECASTS_FILE, decode_result
 from metasched.forecast.round_follower import Task
 from metasched.forecast.situation import ENDS, STARTS, calibration_of
 from metasched.shadow.result_file import SHADOWS_FILE, decode_shadows
+from metasched.simulator.live_settings import live_settings
 from metasched.store import ForecastRecord, Store, StoreError
 
 log = structlog.get_logger()

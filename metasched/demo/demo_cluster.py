@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.configuration.file_names import DATABASE
+from metasched.core.child_processes import stop
 from metasched.core.errors import MetaschedError
 from metasched.demo.demo_page import page
 from metasched.demo.jobs import SETTINGS, ChosenPolicy, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
-from metasched.devcluster.processes import stop
 from metasched.devcluster.script_paths import slurm_script
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import Status

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from metasched.devcluster.processes import stop
+from metasched.core.child_processes import stop
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0

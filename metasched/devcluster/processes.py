@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,16 +89,6 @@ def end(process: Process, sig: signal.Signals = signal.SIGKILL) -> None:
                 signal.pidfd_send_signal(handle, sig)
         finally:
             os.close(handle)
-
-
-def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ask a child to end by SIGTERM, kill it where it has not after some seconds, and wait for its end."""
-    process.terminate()
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int]:

@@ -24,7 +24,6 @@ from metasched.forecast.uncertainty import (
     drawn_submission,
     later_arrivals,
 )
-from metasched.simulator.metrics import percentile
 from metasched.simulator.records import InitialState, JobOutcome, Settings, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.what_if import Estimate, schedulable_jobs, unlisted_nodes
@@ -267,7 +266,10 @@ def _range(instants: Sequence[float], calibration: Calibration, at: float) -> In
 
 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Return a quantile; infinite where it lies next to an infinite value."""
+    """Return a quantile by linear interpolation; infinite where it lies above a finite and below an infinite value.
+
+    numpy has NaN there, and also for a rank that is that of the last finite value.
+    """
     rank = fraction * (len(ordered) - 1)
-    above = ordered[math.ceil(rank)]
-    return above if math.isinf(above) else percentile(ordered, fraction)
+    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    return above if math.isinf(above) else below + (above - below) * (rank % 1.0)

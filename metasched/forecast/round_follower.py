@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 from metasched.store import Store
 
 LOOK_SECONDS = 1.0
@@ -148,10 +149,8 @@ class RoundFollower:
         return True
 
     def _write(self, content: bytes) -> None:
-        temporary = self._results.with_suffix(".new")
         try:
-            temporary.write_bytes(content)
-            temporary.replace(self._results)
+            replace_file(self._results, content)
         except OSError as error:
             log.warning("side_work_not_written", path=str(self._results), error=error.strerror, effect="it is lost")
 

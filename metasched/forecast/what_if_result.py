@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from metasched.core.file_replacement import replace_file
 from metasched.forecast.result_file import decode
 
 
@@ -106,9 +107,7 @@ class WhatIfResult:
 
 def write_result(path: Path, result: WhatIfResult) -> None:
     """Write a result atomically; raises OSError."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(result))
-    partial.replace(path)
+    replace_file(path, msgspec.json.encode(result))
 
 
 def read_result(path: Path) -> WhatIfResult:

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from metasched.core.errors import MetaschedError
+from metasched.history_import.sacct_command import AccountingError
 from metasched.history_import.sacct_import import Imported
 from metasched.store import GpuUseRecord, Store
 
@@ -34,6 +35,7 @@ _MOST_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20
 _JOB_CHARACTERS = 40
 _SHOWN_CHARACTERS = 300
+_UNKNOWN = "no such job in the database at that time"
 
 
 class PrometheusError(MetaschedError):
@@ -146,6 +148,7 @@ def import_gpu_use(  # noqa: PLR0917  the period has two ends
     since: float,
     until: float,
     progress: Callable[[int, int], object] | None = None,
+    tasks_of: Callable[[Collection[str]], Mapping[str, set[str]]] | None = None,
 ) -> Imported:
     """Import how much the jobs that the store knows used their GPUs.
 
@@ -156,6 +159,8 @@ def import_gpu_use(  # noqa: PLR0917  the period has two ends
         since: beginning of the period, unix seconds; the window that it is in counts whole.
         until: its end.
         progress: is called with the number of windows that were imported so far, and of all.
+        tasks_of: tells which array tasks have ids of their own (``sacct_command.array_tasks``): exporters name a task
+            by that id, the store by its array. It raises AccountingError where it cannot tell; None to leave them out.
 
     Returns:
         The number of stored windows of jobs, and of those left out, by reason.
@@ -165,17 +170,59 @@ def import_gpu_use(  # noqa: PLR0917  the period has two ends
     """
     begins = range(int(since // WINDOW_SECONDS) * WINDOW_SECONDS, math.ceil(until), WINDOW_SECONDS)
     result = Imported()
+    uids = _Uids(store, tasks_of)
     for number, begin in enumerate(begins, 1):
+        window = _window(prometheus, exporter, begin)
+        known = uids.of(window, begin)
         rows = []
-        for slurm_job_id, seconds in _window(prometheus, exporter, begin).items():
-            record = _record(store, slurm_job_id, seconds, begin, result.skipped)
+        for slurm_job_id, seconds in window.items():
+            record = _record(slurm_job_id, known.get(slurm_job_id), seconds, begin, result.skipped)
             if record is not None:
                 rows.append(record)
         store.set_gpu_use(rows)
         result.jobs += len(rows)
         if progress is not None:
             progress(number, len(begins))
+    if uids.problem and (unknown := result.skipped.pop(_UNKNOWN, 0)):
+        result.skipped[f"{_UNKNOWN}, and no array task ({uids.problem})"] = unknown
     return result
+
+
+class _Uids:
+    """The jobs of the store by the ids that exporters tell.
+
+    Args:
+        store: the store.
+        tasks_of: as for ``import_gpu_use``.
+
+    Attributes:
+        problem: why array tasks could not be told, in words; "" for no problem.
+    """
+
+    def __init__(self, store: Store, tasks_of: Callable[[Collection[str]], Mapping[str, set[str]]] | None) -> None:
+        self._store = store
+        self._tasks_of = tasks_of
+        self._tasks: dict[str, set[str]] = {}
+        self.problem = ""
+
+    def of(self, slurm_job_ids: Collection[str], begin: int) -> Mapping[str, str]:
+        """Return the uids of those jobs that the store knows in the window that begins then."""
+        end = begin + WINDOW_SECONDS
+        found = {one: uid for one in slurm_job_ids if (uid := self._store.uid_of(one, begin, end)) is not None}
+        self._ask([one for one in slurm_job_ids if one not in found and one not in self._tasks])
+        for one in slurm_job_ids:
+            for task in self._tasks.get(one, ()) if one not in found else ():
+                if (uid := self._store.uid_of(task, begin, end)) is not None:
+                    found[one] = uid
+        return found
+
+    def _ask(self, unknown: Collection[str]) -> None:
+        if not unknown or self._tasks_of is None or self.problem:
+            return
+        try:
+            self._tasks |= {one: set() for one in unknown} | dict(self._tasks_of(unknown))
+        except AccountingError as error:
+            self.problem = str(error)
 
 
 def _window(prometheus: Prometheus, exporter: Exporter, begin: int) -> Mapping[str, tuple[float, float, float]]:
@@ -193,7 +240,7 @@ def _window(prometheus: Prometheus, exporter: Exporter, begin: int) -> Mapping[s
 
 
 def _record(
-    store: Store, slurm_job_id: str, seconds: tuple[float, float, float], begin: int, skipped: Counter[str]
+    slurm_job_id: str, uid: str | None, seconds: tuple[float, float, float], begin: int, skipped: Counter[str]
 ) -> GpuUseRecord | None:
     """The record of a window; None, and counted, where it cannot be one."""
     seen, busy, idle = seconds
@@ -201,8 +248,8 @@ def _record(
         skipped["not a Slurm job id"] += 1
     elif not (0 < seen < math.inf and 0 <= busy <= seen * 1.001 and 0 <= idle <= seen * 1.001):
         skipped["impossible utilisation"] += 1
-    elif (uid := store.uid_of(slurm_job_id, begin, begin + WINDOW_SECONDS)) is None:
-        skipped["no such job in the database at that time"] += 1
+    elif uid is None:
+        skipped[_UNKNOWN] += 1
     else:
         return GpuUseRecord(uid, begin, seen, min(busy, seen), min(idle, seen))
     return None

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
 from metasched.slurm.admin_comment import Stamp
-from metasched.slurm.command_runner import plain_environment
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")
@@ -31,16 +23,11 @@ NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start"
 UNKNOWN_TYPE = "gpu"
 """The type of GPUs whose type accounting does not record; None would mean a job without GPUs."""
 
-_TIMEOUT_SECONDS = 600.0
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
 _ENDED_OR_REQUEUED = frozenset({"PREEMPTED", "NODE_FAIL"})  # the state of an ended job, or of a run before a requeue
 _REQUEUED = _ENDED_OR_REQUEUED | {"REQUEUED"}
 _ENDED = _ENDED_OR_REQUEUED | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 _NO_TIME = ("", "Unknown", "None")
-
-
-class AccountingError(MetaschedError):
-    """Slurm's accounting could not be read."""
 
 
 @dataclass
@@ -61,49 +48,6 @@ class Imported:
     def read(self) -> int:
         """The number of jobs and unreadable lines that the import read."""
         return self.jobs + self.skipped.total()
-
-
-@contextmanager
-def ask_sacct(
-    since: datetime, until: datetime | None, env: Mapping[str, str] = os.environ
-) -> Iterator[tuple[Path, str]]:
-    """Run ``sacct`` for all users' jobs; its output is a temporary file for the time of the context.
-
-    Args:
-        since: beginning of the period, in local time.
-        until: end of the period; None for now.
-        env: the daemon's or user's environment; variables that change sacct's output are not passed on.
-
-    Returns:
-        The file's path and the delimiter between its columns.
-
-    Raises:
-        AccountingError: sacct cannot be started, fails, or takes longer than ten minutes.
-    """
-    # The delimiter is random, so that no job's name can contain it and forge a field.
-    delimiter = f"|{secrets.token_hex(8)}|"
-    argv = ["sacct", "--allusers", "--allocations", "--parsable2", "--duplicates", f"--delimiter={delimiter}"]
-    argv += [f"--starttime={since:%Y-%m-%dT%H:%M:%S}", *([f"--endtime={until:%Y-%m-%dT%H:%M:%S}"] if until else [])]
-    argv += [f"--format=AdminComment,{','.join(NEEDED)}"]
-    with tempfile.NamedTemporaryFile(prefix="metasched-sacct-") as output:
-        try:
-            done = subprocess.run(
-                argv,
-                env=plain_environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                timeout=_TIMEOUT_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise AccountingError(f"sacct did not end within {_TIMEOUT_SECONDS:g} s: ask for fewer days") from None
-        except OSError as error:
-            raise AccountingError(f"cannot start sacct: {error.strerror}; give a file with its output") from error
-        if done.returncode:
-            complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-            raise AccountingError(f"sacct: {' / '.join(complaint.splitlines())[:600]}")
-        yield Path(output.name), delimiter
 
 
 def import_jobs(

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from metasched.configuration.config import EXIT_CODES, Config
-from metasched.configuration.field_docs import meanings
+from metasched.configuration.field_docs import meaning
 from metasched.slurm.client import SlurmNode, SlurmSettings
 
 _WIDTH = 100
@@ -66,13 +66,13 @@ def _summary(section: type[BaseModel]) -> str:
 
 
 def _keys(section: type[BaseModel], given: Mapping[str, object]) -> list[str]:
-    lines, meaning = [], meanings(section)
+    lines = []
     for key, field in section.model_fields.items():
         value = given.get(key)
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             continue  # a sub-table, whose keys depend on the policy
-        lines += _comment(meaning.get(key, ""))
+        lines += _comment(meaning(field))
         lines.append(f"{key} = {json.dumps(value)}" if value is not None else f"#{key} = {json.dumps(default)}")
     return lines
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 from metasched.notify.messages import Message
 
 _FILE = "positions.json"
@@ -109,15 +106,4 @@ class PositionsFile:
         Raises:
             OSError: it cannot be written; the file before is still there.
         """
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{_FILE}-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(positions))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        sync_directory(self.path.parent)
+        replace_file(self.path, msgspec.json.encode(positions), mode=0o600, fsync=True)

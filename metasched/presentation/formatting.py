@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
     from metasched.shared_dir.published_status import (
         AdviceStatus,
         InstantStatus,
-        JobForecastStatus,
         JobStatus,
         NodeStatus,
         PlannedStatus,
@@ -79,11 +78,12 @@ def planned_text(planned: PlannedRun | PlannedStatus | None, now: float) -> str:
     return f"{'' if same_day else day + ' '}{at[:5]}, for {duration(planned.seconds)}"
 
 
-def expected_text(forecast: JobForecastStatus | None, now: float) -> str:
-    """Return a forecast as ``starts in 20 min to 50 min``, else ``ends in 2 h to 3 h``; "" where there is none."""
+def expected_text(job: JobStatus, now: float) -> str:
+    """Return a job's forecast: ``starts in 20 min to 50 min``, else ``ends in 2 h to 3 h``; "" where there is none."""
+    forecast = job.forecast
     if forecast is None:
         return ""
-    if forecast.start is not None:
+    if forecast.start is not None and not job.nodes:  # it may have started since the forecast
         return f"starts {instant_text(forecast.start, now)}"
     return "" if forecast.end is None else f"ends {instant_text(forecast.end, now)}"
 

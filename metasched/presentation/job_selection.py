@@ -13,6 +13,10 @@ WAITING = ("held", "queued")
 _LIVE = (*WAITING, "running", "stopping", "suspended")
 _STATES: Mapping[str, tuple[str, ...]] = {"waiting": WAITING, **{state: (state,) for state in _LIVE}}
 
+_ENDED = ("completed", "failed", "cancelled", "timeout", "gone")
+KNOWN_STATES = (*_STATES, *_ENDED)
+"""What callers may ask for; Slurm has more states of ended jobs, which may be asked for where one is published."""
+
 ORDERS: Mapping[str, Callable[[JobStatus], tuple[object, ...]]] = {
     "state": lambda job: (not job.nodes,),
     "waited": lambda job: (-job.waited_seconds,),
@@ -76,11 +80,10 @@ class Selection:
     def _states(self, status: Status) -> set[str]:
         """Return the published words for the selected states."""
         seen = {job.status for job in (*status.jobs, *status.finished)}
-        ended = {"completed", "failed", "cancelled", "timeout", "gone"}
         accepted: set[str] = set()
         for asked in map(str.lower, self.states):
-            if asked not in _STATES and asked not in seen | ended:
-                known = sorted({*_STATES, *seen, *ended})
+            if asked not in KNOWN_STATES and asked not in seen:
+                known = sorted({*KNOWN_STATES, *seen})
                 raise UnknownStateError(f"no state {asked!r}; {suggestion(asked, known)}")
             accepted.update(_STATES.get(asked, (asked,)))
         return accepted

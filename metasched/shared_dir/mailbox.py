@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from metasched.core.durability import sync_directory
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import sync_directory
 from metasched.shared_dir.owned_files import owned_directory
 
 PROFILING_STEPS = 10

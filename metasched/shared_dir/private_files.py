@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 
 ACL_ATTRIBUTE = "system.posix_acl_access"
 ENTERED_BY_ALL = 0o711
@@ -100,15 +101,14 @@ class PrivateFiles:
             NoReadersError: its readers could not read it.
             PrivateFileError: the file cannot be written. There is no such file after an error.
         """
-        path, temporary = self._directory / name, self._directory / f".{name}.{os.getpid()}"
+        path = self._directory / name
         try:
-            self._write(temporary, content, readers)
-            temporary.replace(path)
+            replace_file(path, content, mode=0o600, before_content=lambda opened: self._grant(opened, readers))
         except NoReadersError:
-            self.remove([name, temporary.name])
+            self.remove([name])
             raise
         except OSError as error:
-            self.remove([name, temporary.name])
+            self.remove([name])
             msg = f"{path}: {error.strerror}"
             raise PrivateFileError(msg) from None
 
@@ -120,19 +120,15 @@ class PrivateFiles:
             except OSError:  # a directory that somebody put there
                 continue
 
-    def _write(self, path: Path, content: bytes, readers: Readers) -> None:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            try:
-                grant(descriptor, readers)
-            except OSError as error:
-                msg = (
-                    f"{self._directory}: its file system has no access control lists ({error.strerror}): owners of "
-                    "jobs and admins cannot be shown losses, speeds and progress on other hosts"
-                )
-                raise NoReadersError(msg) from None
-            file.write(content)
+    def _grant(self, descriptor: int, readers: Readers) -> None:
+        try:
+            grant(descriptor, readers)
+        except OSError as error:
+            msg = (
+                f"{self._directory}: its file system has no access control lists ({error.strerror}): owners of "
+                "jobs and admins cannot be shown losses, speeds and progress on other hosts"
+            )
+            raise NoReadersError(msg) from None
 
 
 def grant(descriptor: int, readers: Readers) -> None:

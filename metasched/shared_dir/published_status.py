@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 from metasched.shared_dir.job_reasons import public_reason
 
 FILE_NAME = "status.json"
@@ -485,22 +486,10 @@ def publish_summary(shared: Path, status: Status) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     try:
-        replace_file(path, content)
+        replace_file(path, content, mode=0o644)
     except OSError as error:
         msg = f"cannot publish {path}: {error.strerror}"
         raise StatusError(msg) from None
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file that everybody may read, as a whole: no reader sees a part of it.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.chmod(0o644)
-    temporary.replace(path)
 
 
 def active_host(shared: Path) -> str | None:

@@ -186,12 +186,10 @@ def measure(
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:
-    """The quantile of a ``fraction`` (0 to 1), by linear interpolation as in numpy; ``values`` must not be empty."""
-    ordered = sorted(values)
-    rank = fraction * (len(ordered) - 1)
-    low = math.floor(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+    """The quantile of a ``fraction`` (0 to 1), by linear interpolation; ``values`` must not be empty."""
+    import numpy as np  # noqa: PLC0415  the daemon's processes start without it
+
+    return float(np.quantile(list(values), fraction))
 
 
 # -- GPU time -----------------------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metasched.core.errors import MetaschedError
+from metasched.core.file_replacement import replace_file
 
 FORMAT = 1
 POINTS = 2000
@@ -89,11 +89,9 @@ def write(path: Path, result: Result) -> None:
     """
     content = {name: getattr(result, name) for name in Result.__slots__ if name != "jobs"}
     content |= {"format": FORMAT, "jobs": [[getattr(job, name) for name in JobResult.__slots__] for job in result.jobs]}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, sort_keys=True) + "\n")
-        partial.replace(path)
+        replace_file(path, f"{json.dumps(content, sort_keys=True)}\n".encode())
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror}") from error
 

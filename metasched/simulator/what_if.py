@@ -47,6 +47,7 @@ class Forecast:
         ends: its completion by policy, in unix seconds; None where it does not complete.
         preemptions: the number of its stops from now on, by policy.
         ended: when its app's tuner ends it for good, in unix seconds, by policy; without those where it does not.
+        gpu_seconds: GPU-seconds that it holds from now on, by policy.
     """
 
     job: Job
@@ -54,6 +55,7 @@ class Forecast:
     ends: Mapping[str, float | None]
     preemptions: Mapping[str, int]
     ended: Mapping[str, float]
+    gpu_seconds: Mapping[str, float]
 
 
 def forecast(  # noqa: PLR0917  the inputs of a simulation
@@ -85,6 +87,7 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
     lost: dict[str, dict[str, float]] = {job.uid: {} for job in jobs}
     stops: dict[str, dict[str, int]] = {job.uid: {} for job in jobs}
+    held: dict[str, dict[str, float]] = {job.uid: {} for job in jobs}
     for number, (name, policy) in enumerate(policies.items()):
         begin = InitialState(
             at=snapshot.now,
@@ -102,7 +105,11 @@ def forecast(  # noqa: PLR0917  the inputs of a simulation
             if found.ended is not None:
                 lost[found.uid][name] = found.ended
             stops[found.uid][name] = found.preemptions - snapshot.job[found.uid].preemptions
-    return [Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid], lost[job.uid]) for job in jobs]
+            held[found.uid][name] = sum(interval.gpu_seconds(snapshot.now) for interval in found.intervals)
+    return [
+        Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid], lost[job.uid], held[job.uid])
+        for job in jobs
+    ]
 
 
 def _after(done: int, total: int, progress: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:

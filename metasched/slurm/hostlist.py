@@ -1,4 +1,10 @@
-"""Slurm's host lists: ``n[1-4,7],gpu-[08-12]`` to node names and back."""
+"""Slurm's host lists: ``n[1-4,7],gpu-[08-12]`` to node names and back.
+
+A user's ``#SBATCH --nodelist`` comes here, so that number and length of the names are bounded before they are made. The
+libraries do not serve: ClusterShell's NodeSet expands ``n[1-99999999]`` until memory ends, takes ``@x`` and ``!`` for
+groups and differences, and refuses ``n[001-3]``, which Slurm allows; python-hostlist bounds the number of names alone,
+and its licence, the GPL, does not suit a program under the Apache License.
+"""
 
 from __future__ import annotations
 

@@ -66,38 +66,41 @@ TYPES_SEED = 5  # added to the seed, so that the order of the GPU types has a se
 
 
 class TimeShareParameters(PolicyParameters):
-    """Parameters of all time-share policies.
-
-    Attributes:
-        recompute_seconds: least seconds between two computations of time shares, which follow an arrival or end of
-            jobs, a change of GPUs, or a change of speeds. 0, as in the paper: at every such change.
-        recompute_rounds: rounds between the round that found the change and the round in which new time shares come
-            into force; 0: the same round. In the interim the earlier time shares hold, and new jobs have an equal time
-            share of every GPU type. Under the daemon a background process then solves the program, and no round waits.
-        background_jobs: live jobs from which on the daemon computes time shares in the background, as with
-            ``recompute_rounds = 1``. A simulation computes them in the round.
-        carry: whether deficits from earlier time shares decide the order of combinations. Without, as in the public
-            code, they only order equal priorities, and small time shares starve where time shares are recomputed in
-            every round.
-        heed_speeds: whether time shares are also recomputed when the known speed of a job, or of a pair on the same
-            GPUs, changes: when it is measured, or when the job changes its batch size.
-        types_in_turn: GPU types on which rounds are given out one after the other, in this order, and on no others;
-            empty, as in the paper: by the highest priority over all types.
-        shuffle_types: whether that order is shuffled in every round.
-        fill_pairs: whether GPUs that no job with a time share can use go to any two jobs together rather than to one
-            alone, and pairs have a deficit of half a round more, as in the public code.
-        seed: seed of all random choices.
-    """
+    """Parameters of all time-share policies."""
 
     recompute_seconds: float = Field(default=0.0, ge=0)
+    """Least seconds between two computations of time shares, which follow an arrival or end of jobs, a change of GPUs,
+    or a change of speeds. 0, as in the paper: at every such change.
+    """
     recompute_rounds: int = Field(default=0, ge=0)
+    """Rounds between the round that found the change and the round in which new time shares come into force; 0: the
+    same round. In the interim the earlier time shares hold, and new jobs have an equal time share of every GPU type.
+    Under the daemon a background process then solves the program, and no round waits.
+    """
     background_jobs: int = Field(default=500, ge=1)
+    """Live jobs from which on the daemon computes time shares in the background, as with ``recompute_rounds = 1``. A
+    simulation computes them in the round.
+    """
     carry: bool = True
+    """Whether deficits from earlier time shares decide the order of combinations. Without, as in the public code, they
+    only order equal priorities, and small time shares starve where time shares are recomputed in every round.
+    """
     heed_speeds: bool = True
+    """Whether time shares are also recomputed when the known speed of a job, or of a pair on the same GPUs, changes:
+    when it is measured, or when the job changes its batch size.
+    """
     types_in_turn: tuple[str, ...] = Field(default=(), strict=False)
+    """GPU types on which rounds are given out one after the other, in this order, and on no others; empty, as in the
+    paper: by the highest priority over all types.
+    """
     shuffle_types: bool = False
+    """Whether that order is shuffled in every round."""
     fill_pairs: bool = False
+    """Whether GPUs that no job with a time share can use go to any two jobs together rather than to one alone, and
+    pairs have a deficit of half a round more, as in the public code.
+    """
     seed: int = Field(default=0, ge=0)
+    """Seed of all random choices."""
 
     @property
     def gpu_types(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE
-from metasched.forecast.live_settings import live_settings
+from metasched.simulator.live_settings import live_settings
 
 
 @dataclass(frozen=True, slots=True)

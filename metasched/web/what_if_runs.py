@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -127,7 +128,8 @@ class WhatIfRuns:
             for number in present[KEPT - 1 :]:
                 (self._directory / f"what-if-{number}.json").unlink(missing_ok=True)
             path = self._directory / f"what-if-{max([0, *present]) + 1}.json"
-            path.with_suffix(".partial").write_bytes(b"")  # fails now rather than after the simulation
+            with tempfile.TemporaryFile(dir=self._directory):  # fails now rather than after the simulation
+                pass
         except OSError as error:
             log.warning("what_if_not_started", path=str(self._directory), error=error.strerror)
             raise WhatIfError(

@@ -43,22 +43,20 @@ NO_NODE_AGAIN = Reason(Code.NO_NODE_AGAIN)
 
 
 class AresParameters(PolicyParameters):
-    """Parameters of Ares.
-
-    Attributes:
-        alpha: least fraction of its speed that each GPU of a job retains when the job has more GPUs than requested.
-        leftovers: use of GPUs that remain when all jobs are served: ``none``; ``efficient``, sizes between two
-            doublings that scaling control allows; ``faster``, also larger ones, as long as a job becomes faster.
-        explore: whether GPUs that remain then go to jobs whose speed at twice their GPUs is not known, to measure it.
-        turn_seconds: seconds for which a job of unknown demand continues in the pool once it has begun to run.
-        restart_seconds: assumed seconds of a restart of a job of which none was measured.
-    """
+    """Parameters of the policy Ares."""
 
     alpha: float = Field(default=0.75, gt=0, le=1)
+    """Least fraction of its speed that each GPU of a job retains when the job has more GPUs than requested."""
     leftovers: Literal["none", "efficient", "faster"] = "efficient"
+    """Use of GPUs that remain when all jobs are served: ``none``; ``efficient``, sizes between two doublings that
+    scaling control allows; ``faster``, also larger ones, as long as a job becomes faster.
+    """
     explore: bool = True
+    """Whether GPUs that remain then go to jobs whose speed at twice their GPUs is not known, to measure it."""
     turn_seconds: float = Field(default=1800.0, ge=0)
+    """Seconds for which a job of unknown demand continues in the pool once it has begun to run."""
     restart_seconds: float = Field(default=60.0, ge=0)
+    """Assumed seconds of a restart of a job of which none was measured."""
 
 
 class Ares(Policy):

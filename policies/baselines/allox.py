@@ -66,20 +66,20 @@ GROUP_RATIO = 4.0
 
 
 class AlloXParameters(TimeShareParameters):
-    """Parameters of AlloX.
-
-    Attributes:
-        alpha: fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than
-            machines. 1.0 has the least average JCT; less keeps long jobs from starving (section 4.3).
-        wait_factor: factor on the time until a busy machine is free. 1.0 has the least average JCT if no job arrives
-            any more; more prefers free machines to busy ones.
-        as_published: whether a gang of k GPUs takes one machine like every other job, has 1/k of the time, and is
-            matched again at every change, with ties broken by scipy's solver, as in the public code.
-    """
+    """Parameters of the policy AlloX."""
 
     alpha: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than machines. 1.0
+    has the least average JCT; less keeps long jobs from starving (section 4.3).
+    """
     wait_factor: float = Field(default=3.0, ge=1)
+    """Factor on the time until a busy machine is free. 1.0 has the least average JCT if no job arrives any more; more
+    prefers free machines to busy ones.
+    """
     as_published: bool = False
+    """Whether a gang of k GPUs takes one machine like every other job, has 1/k of the time, and is matched again at
+    every change, with ties broken by scipy's solver, as in the public code.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,12 @@ from policies.baselines.gpu_allocator import allocate
 
 
 class FifoParameters(PolicyParameters):
-    """Parameters of FIFO.
-
-    Attributes:
-        backfill: whether later jobs may use GPUs for which an earlier job waits without being able to use them yet.
-        elastic: whether jobs may get other numbers of GPUs than they requested.
-    """
+    """Parameters of the policy FIFO."""
 
     backfill: bool = False
+    """Whether later jobs may use GPUs for which an earlier job waits without being able to use them yet."""
     elastic: bool = True
+    """Whether jobs may get other numbers of GPUs than they requested."""
 
 
 class Fifo(Policy):

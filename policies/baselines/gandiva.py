@@ -21,20 +21,20 @@ from metasched.time_shares.round_mechanism import Combination, TimeShares, pair_
 
 
 class GandivaParameters(TimeShareParameters):
-    """Parameters of Gandiva.
-
-    Attributes:
-        least_gain: a pair is kept while the speeds of both jobs, each over its speed alone, sum up to at least this, in
-            the mean over the GPU types; 1 equals time-slicing.
-        time_slices: whether the jobs of a pair are time-sliced (section 3.1): one is suspended in the GPU's memory
-            while the other runs. Such pairs stay together. A simulation runs both at once all the same.
-        as_published: whether jobs are paired whatever is known of their speeds together, as in Gavel's public code,
-            which then separates those that cannot run together.
-    """
+    """Parameters of the policy Gandiva."""
 
     least_gain: float = Field(default=1.0, ge=0)
+    """A pair is kept while the speeds of both jobs, each over its speed alone, sum up to at least this, in the mean
+    over the GPU types; 1 equals time-slicing.
+    """
     time_slices: bool = False
+    """Whether the jobs of a pair are time-sliced (section 3.1): one is suspended in the GPU's memory while the other
+    runs. Such pairs stay together. A simulation runs both at once all the same.
+    """
     as_published: bool = False
+    """Whether jobs are paired whatever is known of their speeds together, as in Gavel's public code, which then
+    separates those that cannot run together.
+    """
 
 
 class Gandiva(TimeSharePolicy):

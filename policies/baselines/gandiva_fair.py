@@ -23,16 +23,14 @@ from policies.baselines.max_min_division import TypeSet, divide, divide_over_typ
 
 
 class GandivaFairParameters(TimeShareParameters):
-    """Parameters of Gandiva-Fair.
-
-    Attributes:
-        by_user: whether users have equal numbers of tickets; without, each job has tickets by its weight.
-        as_published: whether every job has an equal time share on all GPUs, whatever its number of GPUs and its user,
-            as in Shockwave's public code.
-    """
+    """Parameters of Gandiva-Fair."""
 
     by_user: bool = True
+    """Whether users have equal numbers of tickets; without, each job has tickets by its weight."""
     as_published: bool = False
+    """Whether every job has an equal time share on all GPUs, whatever its number of GPUs and its user, as in
+    Shockwave's public code.
+    """
 
 
 class GandivaFair(TimeSharePolicy):

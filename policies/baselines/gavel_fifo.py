@@ -19,19 +19,17 @@ from metasched.time_shares.round_mechanism import TimeShares, as_single_combinat
 
 
 class GavelFifoParameters(TimeShareParameters):
-    """Parameters of Gavel's FIFO.
-
-    Attributes:
-        aware: whether each job gets its fastest GPU type with enough free GPUs, and moves to a faster type when that
-            has enough; without, it gets a random type and keeps it.
-        as_published: without ``aware``, whether types are chosen with a defect of the public code: a job gets the last
-            type by name of those listed as not full, while a type drawn at random is removed from the list; the
-            successor of an ended job ignores which other jobs have its type. Types are then given to too many jobs,
-            which alternate.
-    """
+    """Parameters of Gavel's FIFO."""
 
     aware: bool = True
+    """Whether each job gets its fastest GPU type with enough free GPUs, and moves to a faster type when that has
+    enough; without, it gets a random type and keeps it.
+    """
     as_published: bool = False
+    """Without ``aware``, whether types are chosen with a defect of the public code: a job gets the last type by name of
+    those listed as not full, while a type drawn at random is removed from the list; the successor of an ended job
+    ignores which other jobs have its type. Types are then given to too many jobs, which alternate.
+    """
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> Self:

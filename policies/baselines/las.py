@@ -30,23 +30,20 @@ LEAST_SERVED = Reason(Code.LEAST_SERVED_APP)
 
 
 class LasParameters(PolicyParameters):
-    """Parameters of LAS.
-
-    Attributes:
-        queue_thresholds_gpu_seconds: upper ends of all queues but the last, increasing.
-        promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
-            None for never.
-        order: order within a queue: running jobs first, and then by first start; or by entry into the queue, where a
-            waiting job may preempt a running one of its queue.
-        elastic: whether jobs may get other numbers of GPUs than they requested.
-        by_app: whether the app with the least service comes first, without queues, as in Themis's comparison.
-    """
+    """Parameters of the policy LAS."""
 
     queue_thresholds_gpu_seconds: tuple[float, ...] = Field(default=(3250.0,), strict=False)
+    """Upper ends of all queues but the last, increasing."""
     promote_knob: float | None = Field(default=8.0, gt=0)
+    """Waiting time over run time since the last promotion at which a job goes back to the top queue; None for never."""
     order: Literal["start", "entry"] = "start"
+    """Order within a queue: running jobs first, and then by first start; or by entry into the queue, where a waiting
+    job may preempt a running one of its queue.
+    """
     elastic: bool = True
+    """Whether jobs may get other numbers of GPUs than they requested."""
     by_app: bool = False
+    """Whether the app with the least service comes first, without queues, as in Themis's comparison."""
 
     @field_validator("queue_thresholds_gpu_seconds")
     @classmethod

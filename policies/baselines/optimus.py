@@ -28,14 +28,12 @@ BY_APP = Reason(Code.MOST_APP_SPEED)
 
 
 class OptimusParameters(PolicyParameters):
-    """Parameters of Optimus.
-
-    Attributes:
-        by_app: whether each GPU goes to the app whose speed grows by the largest factor, as in Themis's comparison
-            (NSDI 2020, section 6.1).
-    """
+    """Parameters of the policy Optimus."""
 
     by_app: bool = False
+    """Whether each GPU goes to the app whose speed grows by the largest factor, as in Themis's comparison (NSDI 2020,
+    section 6.1).
+    """
 
 
 class Optimus(Policy):

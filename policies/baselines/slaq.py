@@ -33,13 +33,10 @@ EXPONENTS = np.geomspace(0.05, 4.0, 32)
 
 
 class SlaqParameters(PolicyParameters):
-    """Parameters of SLAQ.
-
-    Attributes:
-        history_weight: the weight of a loss in the fit, over that of the next newer one.
-    """
+    """Parameters of the policy SLAQ."""
 
     history_weight: float = Field(default=0.9, gt=0, le=1)
+    """The weight of a loss in the fit, over that of the next newer one."""
 
 
 class LossCurve(NamedTuple):

@@ -35,27 +35,24 @@ Owner = tuple[str, str]
 
 
 class SlurmParameters(PolicyParameters):
-    """Parameters of plain Slurm.
-
-    Attributes:
-        age_weight: weight of the time since submission.
-        fairshare_weight: weight of the rank by past usage.
-        size_weight: weight of the requested fraction of the cluster.
-        favor_small: whether small jobs have the larger size factor.
-        max_age_seconds: age beyond which priority grows no more.
-        half_life_seconds: time in which the weight of past usage halves.
-        default_limit_seconds: the time limit of jobs that have none.
-        backfill: whether later jobs may start where they do not delay the first that waits for their GPU type.
-    """
+    """Parameters of plain Slurm."""
 
     age_weight: float = Field(default=1000.0, ge=0)
+    """Weight of the time since submission."""
     fairshare_weight: float = Field(default=10000.0, ge=0)
+    """Weight of the rank by past usage."""
     size_weight: float = Field(default=1000.0, ge=0)
+    """Weight of the requested fraction of the cluster."""
     favor_small: bool = False
+    """Whether small jobs have the larger size factor."""
     max_age_seconds: float = Field(default=7 * DAY, gt=0)
+    """Age beyond which priority grows no more."""
     half_life_seconds: float = Field(default=7 * DAY, gt=0)
+    """Time in which the weight of past usage halves."""
     default_limit_seconds: float = Field(default=365 * DAY, gt=0)
+    """The time limit of jobs that have none."""
     backfill: bool = True
+    """Whether later jobs may start where they do not delay the first that waits for their GPU type."""
 
 
 class Slurm(Policy):

@@ -20,15 +20,12 @@ UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
 
 class ShortestParameters(PolicyParameters):
-    """Parameters of SRTF and SRSF.
-
-    Attributes:
-        elastic: whether jobs may get other numbers of GPUs than they requested.
-        by_app: whether apps are served by what is left of all their jobs, as in Themis's comparison.
-    """
+    """Parameters of SRTF and SRSF."""
 
     elastic: bool = True
+    """Whether jobs may get other numbers of GPUs than they requested."""
     by_app: bool = False
+    """Whether apps are served by what is left of all their jobs, as in Themis's comparison."""
 
 
 class Srtf(Policy):

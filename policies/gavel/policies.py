@@ -36,18 +36,16 @@ LEAST_SECONDS = 0.01
 
 
 class GavelParameters(TimeShareParameters):
-    """Parameters of all Gavel policies.
-
-    Attributes:
-        aware: whether a job's speed on each GPU type counts; without, the policy's heterogeneity-agnostic form.
-        placement: whether consolidated and unconsolidated GPUs are two worker types (section 3.1), for multi-GPU jobs
-            whose speed on both is known.
-        unknown_seconds: assumed remaining seconds, on its fastest type, of a job whose remaining steps are not known.
-    """
+    """Parameters of all Gavel policies."""
 
     aware: bool = True
+    """Whether a job's speed on each GPU type counts; without, the policy's heterogeneity-agnostic form."""
     placement: bool = False
+    """Whether consolidated and unconsolidated GPUs are two worker types (section 3.1), for multi-GPU jobs whose speed
+    on both is known.
+    """
     unknown_seconds: float = Field(default=3600.0, gt=0)
+    """Assumed remaining seconds, on its fastest type, of a job whose remaining steps are not known."""
 
     @model_validator(mode="after")
     def _aware_of_placement(self) -> Self:
@@ -138,14 +136,12 @@ class GavelPolicy(TimeSharePolicy):
 
 
 class GavelLasParameters(GavelParameters):
-    """Parameters of LAS.
-
-    Attributes:
-        fill: whether all time shares are raised until none can grow (water filling, section 4.3), instead of the
-            minimum first and then the sum.
-    """
+    """Parameters of the policy LAS."""
 
     fill: bool = False
+    """Whether all time shares are raised until none can grow (water filling, section 4.3), instead of the minimum first
+    and then the sum.
+    """
 
 
 class GavelLas(GavelPolicy):
@@ -173,13 +169,10 @@ class GavelLas(GavelPolicy):
 
 
 class GavelMakespanParameters(GavelParameters):
-    """Parameters of the makespan.
-
-    Attributes:
-        tolerance: relative excess over the shortest makespan that is accepted, so that more is left to throughput.
-    """
+    """Parameters of the makespan."""
 
     tolerance: float = Field(default=0.0, ge=0)
+    """Relative excess over the shortest makespan that is accepted, so that more is left to throughput."""
 
 
 class GavelMakespan(GavelPolicy):
@@ -300,20 +293,18 @@ class GavelThroughput(GavelPolicy):
 
 
 class GavelCostParameters(GavelParameters):
-    """Parameters of the cost policy.
-
-    Attributes:
-        prices: by GPU type, the price of one GPU for an hour; a type without one costs 1.
-        slos: whether jobs get the throughput that their deadlines require, as far as possible.
-        margin: fraction of the time to a deadline that is kept in reserve, as far as the job is fast enough.
-        together: whether the ratio of sums is maximised, all throughputs over all costs, the paper's formula; else the
-            sum over all jobs of throughput over cost, which behaves as the paper's evaluation reports.
-    """
+    """Parameters of the cost policy."""
 
     prices: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """By GPU type, the price of one GPU for an hour; a type without one costs 1."""
     slos: bool = True
+    """Whether jobs get the throughput that their deadlines require, as far as possible."""
     margin: float = Field(default=0.05, ge=0, lt=1)
+    """Fraction of the time to a deadline that is kept in reserve, as far as the job is fast enough."""
     together: bool = False
+    """Whether the ratio of sums is maximised, all throughputs over all costs, the paper's formula; else the sum over
+    all jobs of throughput over cost, which behaves as the paper's evaluation reports.
+    """
 
     @property
     def gpu_types(self) -> frozenset[str]:
@@ -353,17 +344,14 @@ class GavelCost(GavelPolicy):
 
 
 class Entity(BaseModel):
-    """One entity: a Slurm account.
-
-    Attributes:
-        weight: weight of the entity in fairness between entities.
-        inside: division among its jobs: ``fairness``, by their weights, or ``fifo``.
-    """
+    """One entity: a Slurm account."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     weight: float = Field(default=1.0, gt=0)
+    """Weight of the entity in fairness between entities."""
     inside: Literal["fairness", "fifo"] = "fairness"
+    """Division among its jobs: ``fairness``, by their weights, or ``fifo``."""
 
 
 LEAST_WEIGHT = 1e-3
@@ -371,16 +359,14 @@ LEAST_WEIGHT = 1e-3
 
 
 class GavelHierarchicalParameters(GavelParameters):
-    """Parameters of the hierarchical policy.
-
-    Attributes:
-        entities: by Slurm account: ``weight`` and ``inside`` (``fairness`` or ``fifo``).
-        others: the same for each account that is not named. Where Slurm reports their shares, their weights are in the
-            ratio of these, and ``weight`` is the average of those that have jobs.
-    """
+    """Parameters of the hierarchical policy."""
 
     entities: Mapping[str, Entity] = Field(default={})
+    """By Slurm account: ``weight`` and ``inside`` (``fairness`` or ``fifo``)."""
     others: Entity = Entity()
+    """The same for each account that is not named. Where Slurm reports their shares, their weights are in the ratio of
+    these, and ``weight`` is the average of those that have jobs.
+    """
 
 
 class GavelHierarchical(GavelPolicy):

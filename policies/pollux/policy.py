@@ -64,30 +64,28 @@ def _exponent(given: object) -> float | str:
 
 
 class PolluxParameters(PolicyParameters):
-    """Parameters of Pollux.
-
-    Attributes:
-        p: the exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness, "-inf" for the
-            highest minimum.
-        search: how allocations are searched for: ``direct``, or ``population``, the paper's.
-        improvements: neighbourhoods that a direct search tries for each job, at most.
-        generations: generations of a population search.
-        population: allocations of a generation.
-        avoid_interference: whether at most one job over several nodes is placed on a node.
-        restart_seconds: assumed seconds of a re-allocation of a job of which none was measured.
-        background: whether the daemon searches in the background, rather than in the round.
-        seed: of the search.
-    """
+    """Parameters of the policy Pollux."""
 
     p: Annotated[float | Literal["-inf"], PlainValidator(_exponent)] = -1.0
+    """The exponent of the fitness: 1 for the highest mean speed-up, lower for more fairness, "-inf" for the highest
+    minimum.
+    """
     search: Literal["direct", "population"] = "direct"
+    """How allocations are searched for: ``direct``, or ``population``, the paper's."""
     improvements: int = Field(default=20, ge=0)
+    """Neighbourhoods that a direct search tries for each job, at most."""
     generations: int = Field(default=100, ge=0)
+    """Generations of a population search."""
     population: int = Field(default=100, ge=2)
+    """Allocations of a generation."""
     avoid_interference: bool = True
+    """Whether at most one job over several nodes is placed on a node."""
     restart_seconds: float = Field(default=30.0, ge=0)
+    """Assumed seconds of a re-allocation of a job of which none was measured."""
     background: bool = True
+    """Whether the daemon searches in the background, rather than in the round."""
     seed: int = Field(default=0, ge=0)
+    """Of the search."""
 
 
 class Pollux(Policy):

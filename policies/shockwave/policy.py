@@ -38,36 +38,34 @@ NO_PLAN = Plan(0.0, 1.0, 0, {}, {}, 1.0)
 
 
 class ShockwaveParameters(PolicyParameters):
-    """Parameters of Shockwave.
-
-    Attributes:
-        k: the exponent of the estimated finish-time fairness in budgets: how strongly unfairness is made good.
-        regularisation: the weight of the makespan (lambda): 1 values 1 % of the makespan as 1 % of the mean progress.
-        window_rounds: rounds that are planned (T), at least 2.
-        predictor: how the lengths of batch size regimes are estimated: the paper's ``restatement`` rule, the standard
-            ``bayes`` posterior, or ``greedy``: the present batch to the end.
-        samples: sampled trajectories whose expected progress counts (Appendix F); 0 for the mean trajectory.
-        reactive: whether another batch of a job brings the round forward.
-        elastic: whether elastic jobs choose among sizes; otherwise all have what they ask for.
-        whole_job: whether progress counts relative to the whole job (Eq. 8), rather than to the work that is left.
-        by_account: whether the accounts' shares are weights, which their jobs divide.
-        restart_seconds: assumed seconds of a restart of a job of which none was measured.
-        background: whether the daemon plans in the background, rather than in the round.
-        seed: of sampled trajectories.
-    """
+    """Parameters of Shockwave."""
 
     k: float = Field(default=4.0, ge=0, le=20)
+    """The exponent of the estimated finish-time fairness in budgets: how strongly unfairness is made good."""
     regularisation: float = Field(default=0.3, ge=0)
+    """The weight of the makespan (lambda): 1 values 1 % of the makespan as 1 % of the mean progress."""
     window_rounds: int = Field(default=20, ge=2, le=200)
+    """Rounds that are planned (T), at least 2."""
     predictor: Literal["restatement", "bayes", "greedy"] = "restatement"
+    """How the lengths of batch size regimes are estimated: the paper's ``restatement`` rule, the standard ``bayes``
+    posterior, or ``greedy``: the present batch to the end.
+    """
     samples: int = Field(default=0, ge=0, le=1000)
+    """Sampled trajectories whose expected progress counts (Appendix F); 0 for the mean trajectory."""
     reactive: bool = True
+    """Whether another batch of a job brings the round forward."""
     elastic: bool = False
+    """Whether elastic jobs choose among sizes; otherwise all have what they ask for."""
     whole_job: bool = False
+    """Whether progress counts relative to the whole job (Eq. 8), rather than to the work that is left."""
     by_account: bool = False
+    """Whether the accounts' shares are weights, which their jobs divide."""
     restart_seconds: float = Field(default=30.0, ge=0)
+    """Assumed seconds of a restart of a job of which none was measured."""
     background: bool = True
+    """Whether the daemon plans in the background, rather than in the round."""
     seed: int = Field(default=0, ge=0)
+    """Of sampled trajectories."""
 
 
 class Shockwave(Policy):

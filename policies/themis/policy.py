@@ -47,32 +47,28 @@ AUCTION_PENDING = Reason(Code.AUCTION_PENDING)
 
 
 class ThemisParameters(PolicyParameters):
-    """Parameters of Themis.
-
-    Attributes:
-        fairness: f: the fraction of the apps that do not bid, those that are best off.
-        lease_seconds: the length of a lease before the payment.
-        payment: what winners pay with: ``lease_time``, or ``gpus``.
-        most_demand: new apps wait while the admitted ones ask for more GPUs than this times the cluster's; None to
-            admit all.
-        restart_seconds: assumed seconds of a restart of a job of which none was measured.
-        slot_gpus: GPUs of one slot of a node, in simulations that have slots.
-        background: whether the daemon holds long auctions in the background, rather than in the round.
-        rows_in_round: auctions with more rows of bids count as long.
-        most_partial_choices: the budget of the exact programs.
-        seed: of all draws.
-    """
+    """Parameters of the policy Themis."""
 
     fairness: float = Field(default=0.8, gt=0, lt=1)
+    """F: the fraction of the apps that do not bid, those that are best off."""
     lease_seconds: float = Field(default=600.0, gt=0)
+    """The length of a lease before the payment."""
     payment: Literal["lease_time", "gpus"] = "lease_time"
+    """What winners pay with: ``lease_time``, or ``gpus``."""
     most_demand: float | None = Field(default=None, gt=0)
+    """New apps wait while the admitted ones ask for more GPUs than this times the cluster's; None to admit all."""
     restart_seconds: float = Field(default=30.0, ge=0)
+    """Assumed seconds of a restart of a job of which none was measured."""
     slot_gpus: int = Field(default=1, ge=1)
+    """GPUs of one slot of a node, in simulations that have slots."""
     background: bool = True
+    """Whether the daemon holds long auctions in the background, rather than in the round."""
     rows_in_round: int = Field(default=4000, ge=0)
+    """Auctions with more rows of bids count as long."""
     most_partial_choices: int = Field(default=MOST_PARTIAL_CHOICES, ge=1)
+    """The budget of the exact programs."""
     seed: int = Field(default=0, ge=0)
+    """Of all draws."""
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainer_shim.trackers import tracker as trackers
+from tests import lines_tracker
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 48, 12, 3
 
@@ -74,28 +74,9 @@ class Log:
             time.sleep(0.01)
 
 
-class Lines:
-    """The run of a tracker: a file with a JSON line for each point, and for each end."""
-
-    handle = None
-
-    def __init__(self, run_id, path):
-        self.run_id, self.file = run_id, path.open("a", buffering=1)
-
-    def log(self, values, step):
-        self.file.write(json.dumps({"run": self.run_id, "step": step, **values}) + "\n")
-
-    def close(self, outcome):
-        self.file.write(json.dumps({"run": self.run_id, "outcome": outcome}) + "\n")
-
-
-def open_run(run_id, options):
-    return Lines(run_id, **options)
-
-
 def open_tracker(args, shim):
     """A tracker of the framework's kind, with a file for a library."""
-    trackers.LIBRARIES["lines"] = __name__
+    lines_tracker.install()
     return shim.tracker("lines", path=args.directory / "points.jsonl")
 
 

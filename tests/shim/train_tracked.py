@@ -8,12 +8,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 import trainer_shim
-from trainer_shim.trackers import tracker as trackers
+from tests import lines_tracker
 
 directory, kind, halt = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 TOTAL = 16
@@ -25,25 +24,9 @@ OPTIONS = {
 }
 
 
-class Lines:
-    """A file with a line for each point, as the simplest tracker."""
-
-    handle = None
-
-    def __init__(self, run_id, path):
-        self.run_id, self.file = run_id, path.open("a", buffering=1)
-
-    def log(self, values, step):
-        self.file.write(json.dumps({"run": self.run_id, "step": step, **values}) + "\n")
-
-    def close(self, outcome):
-        self.file.write(json.dumps({"run": self.run_id, "outcome": outcome}) + "\n")
-
-
 def main():
     torch.set_num_threads(1)
-    trackers.LIBRARIES["lines"] = "lines_run"
-    sys.modules["lines_run"] = SimpleNamespace(open_run=lambda run_id, options: Lines(run_id, **options))
+    lines_tracker.install()
     ctx = trainer_shim.init(directory / "checkpoints")
     tracker = ctx.tracker(kind, **OPTIONS[kind])
     model = ctx.wrap(torch.nn.Linear(1, 1))

@@ -167,6 +167,9 @@ WRONG_TAGS = [
     ("metasched min_gpu=1", "there is no key 'min_gpu'; did you mean min_gpus?"),
     ("metasched colour=red", "there is no key 'colour'; known are min_gpus, max_gpus, "),
     ("metasched weight", "'weight' is not of the form key=value"),
+    ("metasched preempt=chekpoint", "'preempt=chekpoint': there is no such value; did you mean checkpoint?"),
+    ("metasched trials=maybe", "there is no such value; known are yes, no"),
+    ("metasched min_gpus=1;preempt=no", "'min_gpus=1;preempt=no': write a whole number from 1"),
     ("metasched slo=2h slo=3h", "'slo' is given twice"),
     ("metasched $(id)%s=%n" + "x" * 999, "there is no key '$(id)%s'"),
 ]
@@ -178,7 +181,7 @@ def test_sbatch_tells_of_a_wrong_word_in_the_tag(submitter):
     for comment, told in WRONG_TAGS:
         done = submitter.run(*argv, f"--comment={comment}", str(submitter.script), user=None)
         assert (done.returncode, told in done.stderr) == (0, True), done.stderr
-    right = "metasched min_gpus=1 max_gpus=8 sizes=1,2,4 weight=0.5 tuner=halving,eta=2"
+    right = "metasched min_gpus=1 max_gpus=8 sizes=1,2,4 preempt=no weight=0.5 tuner=halving,eta=2"
     done = submitter.run(*argv, f"--comment={right}", str(submitter.script), user=None)
     assert (done.returncode, "wrong" in done.stderr) == (0, False)
 

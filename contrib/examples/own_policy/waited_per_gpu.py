@@ -10,13 +10,10 @@ from policies.baselines.gpu_allocator import allocate
 
 
 class WaitedPerGpuParameters(PolicyParameters):
-    """Parameters of the policy.
-
-    Attributes:
-        elastic: whether jobs may get other numbers of GPUs than they requested.
-    """
+    """Parameters of the policy."""
 
     elastic: bool = True
+    """Whether jobs may get other numbers of GPUs than they requested."""
 
 
 class WaitedPerGpu(Policy):

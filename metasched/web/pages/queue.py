@@ -176,7 +176,7 @@ def _page(request: Request) -> Response:
             "job": job,
             "state": state_of(job),
             "place": job.place,
-            "expected": expected_text(job.forecast, view.now),
+            "expected": expected_text(job, view.now),
             "gpus": gpus_text(job),
             "progress": progress_text(job),
             "tone": tone(job.uid),

@@ -18,6 +18,8 @@ from metasched.presentation import formatting, job_explanation
 from metasched.shared_dir.published_status import (
     AdviceStatus,
     BatchStatus,
+    InstantStatus,
+    JobForecastStatus,
     NodeStatus,
     PlannedStatus,
     PlanStatus,
@@ -132,6 +134,17 @@ def test_status_shows_one_users_jobs(show):
     assert not {"bert", "old"} & set(output.split())
 
 
+def test_status_tells_when_a_job_that_runs_ends(show):
+    """A forecast from before its start had its start; a job that waits still has it. Empty columns are left out."""
+    forecast = JobForecastStatus(NOW - 60, InstantStatus(NOW, NOW, NOW), InstantStatus(NOW + 7200, NOW, NOW + 10800))
+    bare = {"forecast": forecast, "progress_steps": None, "total_steps": None}
+    output = show(published(jobs=(job(**bare), waiting(**bare))), "status")
+    lines = {name: line for line in output.splitlines() for name in ("resnet", "bert") if name in line}
+    assert "ends in 2 h to 3 h" in lines["resnet"]
+    assert "starts by now" in lines["bert"]
+    assert ("EXPECTED" in output, "PROGRESS" in output) == (True, False)
+
+
 def test_status_of_a_long_queue_is_short(show):
     """--limit cuts the table, keeps running jobs, and prints the number of jobs left out."""
     output = show(
@@ -139,7 +152,7 @@ def test_status_of_a_long_queue_is_short(show):
     )
     assert "resnet" in output
     assert len([line for line in output.splitlines() if "bert" in line]) == 2
-    assert "and 8 more" in output
+    assert "and 8 more (8 held)" in output
 
 
 def test_status_selects_by_state_account_and_caller(show, monkeypatch):
@@ -719,4 +732,5 @@ def test_shells_complete_policies_and_own_jobs(tmp_path, monkeypatch):
     assert offered(["explain"], "") == ["12"]
     assert offered(["explain"], "res") == ["resnet"]
     assert offered(["explain"], "be") == []
+    assert offered(["status", "--state"], "r") == ["running"]
     assert offered(["compare", "--policy"], "gandiva_") == ["gandiva_apps", "gandiva_fair"]

@@ -13,6 +13,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
 from metasched.daemon.failover import write_copy
+from metasched.history_import.sacct_command import array_tasks
 from metasched.shared_dir.lock import DaemonLock
 from metasched.simulator.traces.history import read_history
 from metasched.store import EndCause, JobRecord, Store
@@ -328,3 +329,11 @@ def test_job_names_cannot_forge_fields_of_sacct(db, site, tmp_path, monkeypatch)
     assert "imported 1" in db("import", "--since", "2025-01-01").output
     with Store.open(site / "state" / DATABASE, read_only=True) as store:
         assert [(one.uid, one.name) for one in store.recent_jobs() if one.uid != UID] == [("sacct:7:1000", "x")]
+
+
+def test_sacct_tells_the_array_tasks_of_ids(tmp_path, monkeypatch):
+    """Slurm gives each task an id of its own, and uses ids again; other jobs, and ids that are none, are left out."""
+    script = 'echo "$*" >"${0%/*}/asked"; printf "41|40_1\\n41|7_9\\n42|42\\n43|40_[5-9]\\n"'
+    fake_sacct(tmp_path, monkeypatch, script)
+    assert array_tasks(["41", "42", "43", "--user=x", "1 2"]) == {"41": {"40_1", "7_9"}}
+    assert "--jobs=41,42,43 " in (tmp_path / "bin" / "asked").read_text()

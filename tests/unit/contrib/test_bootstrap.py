@@ -32,13 +32,14 @@ def bootstrap(tmp_path):
     write_program(tmp_path / "bin" / "python3", PYTHON)
     write_program(tmp_path / "bin" / "make", "")
 
-    def run(checkout=checkout):
+    def run(checkout=checkout, refusal=None):
         log = tmp_path / "log"
         log.write_text("")
         env = os.environ | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log)}
         argv = [checkout / "contrib" / "bootstrap"]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode == 0) is (refusal is None), done.stderr
+        assert refusal is None or refusal in done.stderr
         return log.read_text()
 
     run.checkout = checkout
@@ -63,6 +64,18 @@ def test_venv_that_was_interrupted_is_made_again(bootstrap):
     again = bootstrap()
     assert MADE in again
     assert "pip install" in again
+
+
+def test_venv_of_another_checkout_is_not_emptied_through_a_link(bootstrap, tmp_path):
+    """The error names the link's target; a link to an empty directory, on another disk, is used."""
+    other = tmp_path / "other" / "bin"
+    write_program(other / "pip", "#!/bin/sh\necho 'pip 23.2 from /elsewhere/.venv/lib/pip (python 3.11)'\n")
+    (bootstrap.checkout / ".venv").symlink_to(other.parent)
+    assert MADE not in bootstrap(refusal=f".venv is a link to {other.parent}")
+    assert (other / "pip").exists()
+    (other / "pip").unlink()
+    other.rmdir()
+    assert MADE in bootstrap()
 
 
 def test_venv_of_a_checkout_that_was_moved_is_made_again(bootstrap, tmp_path):

@@ -48,3 +48,22 @@ def test_scripts_are_valid_shell(script):
     shell = (PACKAGING / script).read_text().splitlines()[0].split("/")[-1].removeprefix("env ")
     done = subprocess.run([shell, "-n", PACKAGING / script], capture_output=True, timeout=30, check=False)
     assert done.stderr == b""
+
+
+def test_all_packages_name_the_address_of_setup_py():
+    """A real address replaces the placeholder everywhere at once."""
+    (address,) = re.findall(r'url="(.+?)"', (ROOT / "setup.py").read_text())
+    for recipe in ("spack/packages/py-metasched/package.py", "easybuild/metasched-0.1.0-foss-2024a.eb", "nfpm.yaml"):
+        lines = (PACKAGING / recipe).read_text().splitlines()
+        (line,) = (line for line in lines if line.strip().startswith("homepage"))
+        assert address in line.replace("'", " ").replace('"', " ").split(), recipe
+
+
+def test_an_upgrade_by_rpm_keeps_the_compiled_modules(tmp_path):
+    """The old package's preremove comes with 1 after the new one's postinstall; under dpkg it comes before."""
+    compiled = tmp_path / "lib" / "__pycache__"
+    script = (PACKAGING / "scripts" / "preremove").read_text().replace("/opt/metasched", str(tmp_path))
+    for argument, kept in (("1", True), ("upgrade", False)):
+        compiled.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["sh", "-c", script, "preremove", argument], check=True, timeout=30)
+        assert compiled.exists() is kept

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from metasched.history_import.prometheus_import import EXPORTERS, Prometheus, PrometheusError, import_gpu_use
+from metasched.history_import.sacct_command import AccountingError
 from metasched.store import JobRecord, Store
 
 HOUR = 3600
@@ -88,6 +89,38 @@ def test_a_reused_slurm_job_id_is_the_job_of_that_time(store, server):
     run(store, server, hours=4)
     assert store.gpu_use(f"{1:016x}").gpu_seconds == 60  # the first hour alone
     assert store.gpu_use("f" * 16).gpu_seconds == 120
+
+
+def test_array_tasks_are_found_by_the_ids_that_slurm_gave_them(store, server):
+    """Accounting is asked once for each id that the store does not know; of an id used again, the task of that time."""
+    store.add_job(JobRecord("a" * 16, "40_7", "sweep", "ada", BEGIN - 10.0))
+    store.add_job(JobRecord("b" * 16, "60_1", "sweep", "ada", BEGIN + 3 * HOUR))
+    server.seen, server.busy = {"11": 60, "43": 60, "99": 60}, {"11": 0, "43": 0, "99": 0}
+    asked = []
+
+    def tasks_of(ids):
+        asked.append(sorted(ids))
+        return {"43": {"60_1", "40_7"}}
+
+    server_url = Prometheus(server.url)
+    result = import_gpu_use(store, server_url, DCGM, BEGIN, BEGIN + 2 * HOUR, tasks_of=tasks_of)
+    assert (result.jobs, result.skipped) == (4, {"no such job in the database at that time": 2})
+    assert (store.gpu_use("a" * 16).gpu_seconds, store.gpu_use("b" * 16)) == (120, None)
+    assert asked == [["43", "99"]]
+
+
+def test_where_accounting_cannot_be_asked_other_jobs_are_imported(store, server):
+    """The reason is told with the jobs that were left out, and accounting is not asked again."""
+    server.seen, server.busy = {"11": 60, "43": 60}, {"11": 0, "43": 0}
+    calls = []
+
+    def tasks_of(ids):
+        calls.append(ids)
+        raise AccountingError("sacct: Slurm accounting storage is disabled")
+
+    result = import_gpu_use(store, Prometheus(server.url), DCGM, BEGIN, BEGIN + 2 * HOUR, tasks_of=tasks_of)
+    why = "no such job in the database at that time, and no array task (sacct: Slurm accounting storage is disabled)"
+    assert (result.jobs, result.skipped, len(calls)) == (2, {why: 2}, 1)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from metasched.configuration.config import Config, load
-from metasched.configuration.field_docs import meanings
-from metasched.core.policy import installed_policies
+from metasched.configuration.field_docs import meaning
+from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.daemon import process
 from metasched.installation import facts, job_submit_lua
 from metasched.installation.checks import check
@@ -367,28 +367,25 @@ def test_the_template_has_the_exit_code_of_requeue_exit_hold(held, written):
     assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == written
 
 
-def test_meanings_are_inherited_and_shared():
-    """A line may explain several keys, and a class has the keys of its base class."""
+def test_every_key_of_a_new_configuration_is_explained():
+    """The explanation is the docstring of the key's field, in one line, also of inherited fields."""
+    sections = [field.annotation for field in Config.model_fields.values()]
+    keys = {f"{section.__name__}.{key}": field for section in sections for key, field in section.model_fields.items()}
+    assert len(keys) > 50
+    assert [key for key, field in keys.items() if not meaning(field)] == []
 
-    class Base:
-        """Words.
+    class Derived(PolicyParameters):
+        first: int = 1
+        """The first
+        of two."""
 
-        Attributes:
-            a, b: both of
-                them.
-        """
+    class More(Derived):
+        second: int = 2
 
-    class Derived(Base):
-        """Words.
-
-        Attributes:
-            b: another.
-
-        Raises:
-            c: not a key.
-        """
-
-    assert meanings(Derived) == {"a": "both of them.", "b": "another."}
+    assert {name: meaning(field) for name, field in More.model_fields.items()} == {
+        "first": "The first of two.",
+        "second": "",
+    }
 
 
 def test_shared_storage_without_access_control_lists_is_a_warning():

@@ -389,7 +389,7 @@ def test_a_full_disk_holds_messages_back_until_there_is_room(store, clock, servi
         def full(*args, **kwargs):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patch.setattr("metasched.notify.positions.tempfile.mkstemp", full)
+        patch.setattr("metasched.notify.positions.replace_file", full)
         with capture_logs() as logs:
             steps(told, 3)
         assert receiver.bodies == []

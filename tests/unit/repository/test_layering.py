@@ -36,9 +36,11 @@ PACKAGES = {
     "intake": {"apps", "configuration", "core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
         *("apps", "core", "configuration", "forecast", "installation", "intake", "learning", "metrics", "observe"),
-        *("replay", "scheduling", "shadow", "shared_dir", "slurm", "store"),
+        *("replay", "scheduling", "shadow", "shared_dir", "simulator", "slurm", "store"),
     },
-    "web": {"apps", "configuration", "core", "forecast", "presentation", "shared_dir", "slurm", "store"},
+    "web": {
+        *("apps", "configuration", "core", "forecast", "presentation", "shared_dir", "simulator", "slurm", "store"),
+    },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "api": {"configuration", "core", "daemon", "presentation", "shared_dir", "simulator", "store"},
     "cli": {

@@ -62,6 +62,7 @@ def test_a_running_job_keeps_its_gpus_to_its_end():
     found = forecast(look(running("a", 0.0, 1000.0), job("b", 5.0)), known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
     assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 500.0]
     assert [one.preemptions["f"] for one in found] == [0, 0]
+    assert [one.gpu_seconds["f"] for one in found] == [4 * 300.0, 4 * 200.0]
 
 
 def test_forecasts_differ_by_policy():
