@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import is_not
 from typing import Generic, TypeVar
 
 FROM_SCRATCH = "METASCHED_FROM_SCRATCH"
@@ -63,6 +64,7 @@ class Interned(Generic[T]):
         self._given: Sequence[T] | None = None
         self._latest: tuple[T, ...] = ()
         self._known: dict[Hashable, T] = {}
+        self._ids: frozenset[int] = frozenset()  # of the objects in the latest list, which keeps them alive
 
     def of(self, records: Sequence[T]) -> Sequence[T]:
         """Return the records, with the earlier objects of those that are unchanged.
@@ -72,14 +74,19 @@ class Interned(Generic[T]):
         if not self._reuses:
             return records
         if self._given is not records:
-            key, known = self._key, self._known
+            key, known, ids = self._key, self._known, self._ids
             found = tuple(
-                record if (before := known.get(key(record))) is record or before != record else before
-                for record in records
+                [
+                    record
+                    if id(record) in ids or (before := known.get(key(record))) is None or before != record
+                    else before
+                    for record in records
+                ]
             )
-            if len(found) != len(self._latest) or any(map(_differ, found, self._latest)):
+            if len(found) != len(self._latest) or any(map(is_not, found, self._latest)):
                 self._latest = found
                 self._known = {key(record): record for record in found}
+                self._ids = frozenset(map(id, found))
             self._given = records
         return self._latest
 
@@ -93,7 +100,3 @@ def unchanged(before: Mapping[str, T], after: Mapping[str, T]) -> Mapping[str, T
         key: value if (known := before.get(key)) is None or known != value else known for key, value in after.items()
     }
     return before if found == before and list(found) == list(before) else found
-
-
-def _differ(one: object, other: object) -> bool:
-    return one is not other

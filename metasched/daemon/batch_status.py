@@ -9,7 +9,7 @@ from metasched.core.batching import BatchControl, Batching, BatchPlan, GradientN
 from metasched.core.model import Job, Placement, Status
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
-from metasched.shared_dir.published_status import BatchStatus, PlanStatus
+from metasched.shared_dir.published_status import NO_GAIN, BatchStatus, PlanStatus
 from metasched.store import JobRecord
 
 
@@ -48,7 +48,7 @@ def step_gain(job: Job) -> float:
         return batching.global_batch / batching.first_batch  # it trains the same number of epochs at every batch
     found = _batch_and_noise(job)
     if found is None or found[0].control is not BatchControl.SCHEDULER:
-        return 1.0
+        return NO_GAIN
     batching, batch, noise = found
     return noise.gain(batching.first_batch, batch)
 

@@ -7,7 +7,6 @@ are shown. Where the file system has no access control lists, users have no file
 from __future__ import annotations
 
 import grp
-import hashlib
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ class PrivateStatus:
     def __init__(self, shared: Path) -> None:
         self._files = PrivateFiles(shared / PRIVATE_DIRECTORY)
         self._prepared = False
-        self._written: dict[str, bytes] = {}  # digests of the users' files, by name
+        self._written: dict[str, int] = {}  # digests of the users' files, by name
         self._access: Access | None = None
         self._admins = Readers()
         self._unknown: dict[str, float] = {}  # users whom this host does not know, with the instant of the look-up
@@ -86,7 +85,7 @@ class PrivateStatus:
         if number is None:
             return
         name, content = user_file_name(number), content_of(user)
-        digest = hashlib.blake2b(content, digest_size=16).digest()
+        digest = hash(content)  # keyed with a secret of the process
         if self._written.get(name) != digest:
             self._written.pop(name, None)
             self._files.write(name, content, Readers(frozenset({number})))

@@ -46,6 +46,8 @@ PRIVATE_FIELDS = frozenset(
 )
 """Fields of ``JobStatus`` that are for the job's owner and for admins: its progress, speed, loss and failures."""
 
+NO_GAIN = 1.0
+"""``JobStatus.step_gain`` of a job whose batch does not adapt: this object is left out of the file."""
 
 _Content = TypeVar("_Content")
 
@@ -240,7 +242,7 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     time_slicing: bool = False
     slo_seconds: float | None = None
     blocked: bool = False
-    step_gain: float = 1.0
+    step_gain: float = NO_GAIN
     reason_code: str = "text"
     reason_facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reason_also: tuple[Mapping[str, Any], ...] = ()
