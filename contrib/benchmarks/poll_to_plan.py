@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+from contrib.benchmarks import common
 from contrib.benchmarks.common import (
     add_numbers,
     arguments,
@@ -305,9 +306,10 @@ def show_growth(found: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def of_revision(revision: str, jobs: list[int]) -> dict[int, Any]:
-    """The results of another commit, measured by this script in a work tree of that commit."""
+    """The results of another commit, measured by this script and what it imports in a work tree of that commit."""
     with work_tree(revision) as tree:
-        shutil.copy(__file__, tree / "contrib" / "benchmarks")
+        for script in (__file__, common.__file__):
+            shutil.copy(script, tree / "contrib" / "benchmarks")
         argv = [sys.executable, "-m", "contrib.benchmarks.poll_to_plan", "--json", "--jobs", ",".join(map(str, jobs))]
         env = {**os.environ, "PYTHONPATH": str(tree)}
         done = subprocess.run(argv, cwd=tree, env=env, check=True, timeout=7200, stdout=subprocess.PIPE, text=True)
