@@ -66,12 +66,13 @@ local function distance(a, b)
   return row[#b]
 end
 
+-- The most similar word of a list; nil where none is similar: of a short word, a part has to be right.
 local function nearest(key, list)
   local best, least = nil, 3
   key = key:sub(1, SHOWN):lower():gsub("-", "_")
   for _, known in ipairs(list) do
     local found = distance(key, known)
-    if found < least then best, least = known, found end
+    if found < math.min(least, #known) then best, least = known, found end
   end
   return best
 end

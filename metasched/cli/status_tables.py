@@ -247,7 +247,7 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Return the table of live jobs; a column without any content is left out."""
+    """Return the table of live jobs, without the optional columns that no job fills."""
 
     def filled(columns: Mapping[str, Callable[[JobStatus], str]]) -> dict[str, Callable[[JobStatus], str]]:
         return {name: text for name, text in columns.items() if any(map(text, jobs))}

@@ -124,7 +124,7 @@ class Controller:
         private = settings.values.get("PrivateData", "").lower() not in {"", "none", "(null)"}
         self._metrics = MetricsPublisher(store, mailbox.shared, private=private)
         self.poll_times = PollTimes()
-        self._snapshots = SnapshotEncoder()
+        self._snapshots = SnapshotEncoder(reuses=reuses_results())
         self._background_solver = BackgroundSolver()
         self._store_log = StoreLogWatch(store)
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
@@ -570,7 +570,8 @@ class Controller:
         self._note_degraded(result.decision.degraded, snapshot.now)
         self._advice = result.decision.advice
         self._planned = unchanged(self._planned, result.decision.planned)
-        self._ranked = ranked if (ranked := result.ranked) != self._ranked else self._ranked
+        if result.ranked != self._ranked:
+            self._ranked = result.ranked
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
 

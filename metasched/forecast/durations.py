@@ -114,9 +114,9 @@ class EarlierJobs:
     def drawn(self, job: Job, beyond: float, rng: random.Random) -> float | None:
         """Return a drawn duration of a job that lasts longer than ``beyond``; None for one unlike all earlier jobs.
 
-        The draw is from the jobs of the same user and name, else of the same user, else of all. A level whose bursts,
-        without those of the level before, are n that have ended, is left with a probability of 1 / (n + 1): the next
-        burst may be unlike all of them.
+        The draw is from the jobs of the same user and name, else of the same user, else of all. Where a level adds n
+        bursts that have ended to those of the level before, the draw leaves it with a probability of 1 / (n + 1): the
+        next burst may be unlike all of them.
         """
         refused = 0.0
         for key in _levels(job):

@@ -209,9 +209,10 @@ class _Uids:
         """Return the uids of those jobs that the store knows in the window that begins then."""
         end = begin + WINDOW_SECONDS
         found = {one: uid for one in slurm_job_ids if (uid := self._store.uid_of(one, begin, end)) is not None}
-        self._ask([one for one in slurm_job_ids if one not in found and one not in self._tasks])
-        for one in slurm_job_ids:
-            for task in self._tasks.get(one, ()) if one not in found else ():
+        unknown = [one for one in slurm_job_ids if one not in found]
+        self._ask([one for one in unknown if one not in self._tasks])
+        for one in unknown:
+            for task in self._tasks.get(one, ()):
                 if (uid := self._store.uid_of(task, begin, end)) is not None:
                     found[one] = uid
         return found

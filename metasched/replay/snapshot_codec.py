@@ -65,14 +65,19 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 class SnapshotEncoder:
-    """Encodes successive snapshots; a job that is the same object as in the one before is not encoded again."""
+    """Encodes successive snapshots; a job that is the same object as in the one before is not encoded again.
 
-    def __init__(self) -> None:
+    Args:
+        reuses: whether texts of jobs are reused at all.
+    """
+
+    def __init__(self, *, reuses: bool = True) -> None:
+        self._reuses = reuses
         self._known: dict[str, _EncodedJob] = {}  # by uid
 
     def encode(self, snapshot: Snapshot) -> bytes:
         """The snapshot as compressed JSON, for ``decode``."""
-        known = self._known
+        known = self._known if self._reuses else {}
         self._known = {
             job.uid: found if (found := known.get(job.uid)) is not None and found.job is job else _EncodedJob.of(job)
             for job in snapshot.jobs

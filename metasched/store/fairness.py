@@ -97,7 +97,7 @@ class Fairness(LoadRows):
     """Reads and writes of the table ``fairness``."""
 
     def fairness(self, uid: str) -> FairnessRecord | None:
-        """The fairness of a job; None for a job that lives, and for one that ended before fairness was recorded."""
+        """The fairness of a job; None for a job that lives, and for one that was imported from Slurm's accounting."""
         row = self._row(f"{_SELECT} WHERE uid = ?", [uid])
         return None if row is None else _record(row)
 

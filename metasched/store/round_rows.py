@@ -12,6 +12,7 @@ from metasched.core.batching import BatchPlan
 from metasched.core.model import Placement, PlannedRun
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
+from metasched.core.reuse import reuses_results
 from metasched.store.errors import RoundOrderError
 from metasched.store.history_pruning import HistoryPruning
 from metasched.store.load_rows import ClusterLoad, LoadRows
@@ -195,7 +196,7 @@ class RoundRows(LoadRows, HistoryPruning):
 
     def _texts_of(self, reasons: Mapping[str, Reason]) -> Mapping[str, str]:
         """Return the reasons as texts, by uid; the text of the same object as in the last round is not made again."""
-        known = self._reason_texts
+        known = self._reason_texts if reuses_results() else {}
         self._reason_texts = {
             uid: found if (found := known.get(uid)) is not None and found[0] is reason else (reason, to_text(reason))
             for uid, reason in reasons.items()

@@ -85,7 +85,7 @@ class PolluxParameters(PolicyParameters):
     background: bool = True
     """Whether the daemon searches in the background, rather than in the round."""
     seed: int = Field(default=0, ge=0)
-    """Of the search."""
+    """Seed of the search."""
 
 
 class Pollux(Policy):

@@ -65,7 +65,7 @@ class ShockwaveParameters(PolicyParameters):
     background: bool = True
     """Whether the daemon plans in the background, rather than in the round."""
     seed: int = Field(default=0, ge=0)
-    """Of sampled trajectories."""
+    """Seed of the sampled trajectories."""
 
 
 class Shockwave(Policy):

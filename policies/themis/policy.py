@@ -50,7 +50,7 @@ class ThemisParameters(PolicyParameters):
     """Parameters of the policy Themis."""
 
     fairness: float = Field(default=0.8, gt=0, lt=1)
-    """F: the fraction of the apps that do not bid, those that are best off."""
+    """Fraction of the apps that do not bid, those that are best off; f in the paper."""
     lease_seconds: float = Field(default=600.0, gt=0)
     """The length of a lease before the payment."""
     payment: Literal["lease_time", "gpus"] = "lease_time"
@@ -68,7 +68,7 @@ class ThemisParameters(PolicyParameters):
     most_partial_choices: int = Field(default=MOST_PARTIAL_CHOICES, ge=1)
     """The budget of the exact programs."""
     seed: int = Field(default=0, ge=0)
-    """Of all draws."""
+    """Seed of all draws."""
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:

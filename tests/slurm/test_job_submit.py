@@ -168,7 +168,7 @@ WRONG_TAGS = [
     ("metasched colour=red", "there is no key 'colour'; known are min_gpus, max_gpus, "),
     ("metasched weight", "'weight' is not of the form key=value"),
     ("metasched preempt=chekpoint", "'preempt=chekpoint': there is no such value; did you mean checkpoint?"),
-    ("metasched trials=maybe", "there is no such value; known are yes, no"),
+    ("metasched trials=1", "there is no such value; known are yes, no"),
     ("metasched min_gpus=1;preempt=no", "'min_gpus=1;preempt=no': write a whole number from 1"),
     ("metasched slo=2h slo=3h", "'slo' is given twice"),
     ("metasched $(id)%s=%n" + "x" * 999, "there is no key '$(id)%s'"),

@@ -378,7 +378,12 @@ class GradientNoise:
             return
         gradients = self._gradients(range(len(self._parameters)))
         products, norms = [], []
-        compared = [each for each in gradients if each[0] in earlier.gradients]
+        # a sparse gradient has no copy, and `_batches` says that the step has no measurement
+        compared = [
+            (number, each)
+            for number, each in gradients
+            if number in earlier.gradients or each.layout is not torch.strided
+        ]
         for numbers, members in self._batches(compared, STEP_FACTOR * self._batch_bytes):
             before = [earlier.gradients[number] for number in numbers]
             joined = [_unscaled(join(before, self._dtype), earlier.scale), _unscaled(join(members, self._dtype), scale)]

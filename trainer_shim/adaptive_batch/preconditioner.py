@@ -135,7 +135,7 @@ class Preconditioner:
             return float((1 - decay ** float(states[0]["step"])) ** 0.5)
         factors: torch.Tensor = (1 - decay ** torch.stack([state["step"] for state in states])).sqrt_()
         if len(parameters) == 1:
-            return factors
+            return factors.squeeze(0)  # a parameter may have no dimension
         return torch.cat([factor.expand(each.numel()) for factor, each in zip(factors.unbind(), parameters)])
 
 

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,27 @@ def test_store_of_version_6_is_migrated_with_its_rows(former):
         assert store.report_files(UID) == {3: ReportFile(UID, 3, offset=500, refused=2, run=1)}
         assert store.speeds() == [SpeedRecord("ann/gpt", "v100", (1,), "bob/bert", 4.0, 120)]
         assert store._rows("SELECT generation, size FROM checkpoints") == [(3, 99)]
+
+
+def test_jobs_that_ended_before_fairness_was_recorded_have_gpu_hours(path):
+    """A store of an earlier version is migrated with the GPU hours of its ended jobs; imported jobs have none."""
+    with closing(sqlite3.connect(path)) as connection:
+        schema.migrations.apply(Database(connection), stop_before="0025_gpu_hours")
+        job = (
+            "INSERT INTO jobs (uid, slurm_job_id, name, user, account, submitted, finished, partition, requirements, "
+            "status, run, preemptions, attained, ran_seconds) "
+            "VALUES (?, '12', 'train', 'ann', 'lab', 100, 9000, 'gpu', '{}', 'finished', 2, 0, '{}', 0)"
+        )
+        run = "INSERT INTO runs (uid, run, started, ended, suspended_seconds, gpus) VALUES (?, ?, ?, ?, ?, ?)"
+        for uid in (UID, "sacct:12:100"):
+            connection.execute(job, [uid])
+            runs = [(1, 200, 3800, 1800, 4), (2, 4000, 7600, 0, 8), (3, None, 8000, 0, None)]
+            connection.executemany(run, [(uid, *one) for one in runs])
+        connection.commit()
+    with Store.open(path) as store:
+        (found,) = store.gpu_hours_by_user(0, 10_000, 10_000)
+        assert (found.user, found.account, found.jobs, found.gpu_hours) == ("ann", "lab", 1, pytest.approx(10.0))
+        assert store.fairness(UID).rho == {}
 
 
 def test_a_failed_migration_is_retried_at_the_next_opening(path, monkeypatch):

@@ -261,6 +261,33 @@ def test_an_element_without_an_earlier_gradient(name):
     assert whole[1].item() == 0
 
 
+@pytest.mark.parametrize("max_per_gpu", [None, 2], ids=["compared", "passes"])
+def test_sparse_gradients_are_no_measurement(max_per_gpu):
+    """Without them the noise would be that of some of the parameters."""
+    table = torch.nn.Embedding(8, 3, sparse=True)
+    weight = torch.nn.Parameter(torch.ones(3))
+    noise = GradientNoise([torch.optim.SGD([*table.parameters(), weight], lr=0.1)], every=1)
+    for step in range(2):
+        for micro in micro_batches(torch.arange(4), 0, PlanSwitch(plan_batch(4, 1, max_per_gpu)), 0):
+            noise.begin_pass(step, micro)
+            (table(torch.arange(micro.samples)) * weight).sum().backward()
+            noise.end_pass(None)
+        found = noise.finish_step(step)
+        table.weight.grad = weight.grad = None
+    assert found.invalid == 1
+
+
+def test_steps_that_are_counted_on_a_gpu():
+    """They correct a single parameter of any shape; torch's device without memory stands for the GPU."""
+    for shape in [(), (3, 5)]:
+        weight = torch.nn.Parameter(torch.empty(shape, device="meta"))
+        optimizer = torch.optim.Adam([weight])
+        optimizer.state[weight] = {"step": torch.empty((), device="meta"), "exp_avg_sq": torch.empty_like(weight)}
+        preconditioner = Preconditioner(optimizer, optimizer.param_groups[0])
+        (whole,), _ = preconditioner.apply([weight], [torch.empty_like(weight)])
+        assert whole.shape == shape
+
+
 class Several:
     """A net of parameters of several shapes, dtypes and groups, whose gradients are drawn at random."""
 
