@@ -42,6 +42,9 @@ class ScriptGroup(RankGroup):
                 world_size=world.size,
                 timeout=COLLECTIVE_TIMEOUT,
             )
+            # A script may destroy its group, and free its model right after that. Torch would then wait for gloo's
+            # threads while it holds Python's lock, and a thread that frees the last collective waits for that lock.
+            self._kept_group = None if on_gpu else dist.group.WORLD
             control = None  # a process that is alone votes without gloo, whose threads could disturb a worker's fork
             if world.size > 1:
                 control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if on_gpu else dist.group.WORLD

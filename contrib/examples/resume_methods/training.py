@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 320, 16, 4
 STEPS = EPOCHS * SAMPLES // GLOBAL_BATCH
 AUGMENT = bool(os.environ.get("AUGMENT"))
+# Groups live as long as the process: where a script's end frees the last reference, torch waits for gloo's threads
+# while it holds Python's lock, and a thread that frees the last collective waits for that lock (torch 2.13).
+kept_groups = set()
 
 
 class Numbers(Dataset):
@@ -45,6 +49,7 @@ def make_optimizer(parameters):
 
 def record(step, optimizer, indices):
     """Write down a micro-batch of optimizer step `step`, counted from 0 over all starts, before that step."""
+    kept_groups.add(dist.group.WORLD)
     rank, start = os.environ.get("RANK", "0"), os.environ["METASCHED_RUN"]
     line = {"step": step, "lr": optimizer.param_groups[0]["lr"], "indices": indices.tolist()}
     with Path(f"trained-{start}-{rank}.jsonl").open("a") as file:
