@@ -31,11 +31,11 @@ def test_a_waiting_jobs_start_is_forecast_and_compared_with_what_came(small_site
     subprocess.run(["scancel", first], env=site.cluster.env, timeout=30, check=True)
     site.wait_status(second, "running")
 
-    def compared():
-        return [one for one in printed(site, "forecast")["rows"] if one["kind"] == "start"]
+    def compared():  # a forecast of the first job, too, where it was seen before it ran
+        rows = printed(site, "forecast")["rows"]
+        return [one for one in rows if one["kind"] == "start" and one["uid"] == shown["uid"]]
 
     (outcome, *_) = site.wait(compared)
-    assert outcome["uid"] == shown["uid"]
     assert outcome["truth"] is not None
     with site.store() as store:
         assert store.problems() == []

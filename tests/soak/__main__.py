@@ -22,7 +22,7 @@ import structlog
 from metasched.configuration.file_names import COPIES, DATABASE
 from metasched.daemon.failover import StoreCopier
 from metasched.slurm.client import JobState
-from metasched.store.schema import TABLES
+from metasched.store.schema_version import TABLES
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
