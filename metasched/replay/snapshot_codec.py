@@ -108,7 +108,7 @@ class _EncodedJob:
 
     @classmethod
     def of(cls, job: Job) -> _EncodedJob:
-        """Encode a job."""
+        """Return a job's JSON in the parts that ``text`` joins, where earlier jobs may have the same speed."""
         facts = _changed_fields(job)
         facts.pop("speed", None)
         facts.pop("batch_speeds", None)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -110,7 +108,7 @@ class Connection:
             try:
                 db.execute("PRAGMA foreign_keys = ON")
                 # before the first write: another application's file is left unchanged
-                pending = not schema_version.is_current(db) and _schema().needs_migration(db, path, read_only=read_only)
+                pending = not schema_version.is_current(db) and _needs_migration(db, path, read_only=read_only)
                 if not read_only:
                     # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one.
                     # Transactions that others see the effects of are durable.
@@ -118,7 +116,7 @@ class Connection:
                     db.execute("PRAGMA journal_mode = WAL")
                     db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
                 if pending:
-                    _schema().migrate(db)
+                    _migrate(db)
             except BaseException:
                 db.close()
                 raise
@@ -251,9 +249,16 @@ class Connection:
         self._db.executemany(sql, rows)
 
 
-def _schema() -> ModuleType:
-    """The migrations, with a library that takes 60 MiB of memory and that no database of this version needs."""
-    return importlib.import_module("metasched.store.schema")
+def _needs_migration(db: sqlite3.Connection, path: Path, *, read_only: bool) -> bool:
+    from metasched.store.schema import needs_migration  # noqa: PLC0415  sqlite-utils takes 60 MiB
+
+    return needs_migration(db, path, read_only=read_only)
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    from metasched.store.schema import migrate  # noqa: PLC0415  as above
+
+    migrate(db)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from metasched.core.finish_time_fairness import LIVE_DEFINITIONS
 from metasched.store.connection import Connection
 from metasched.store.history_queries import IS_IMPORTED
 from metasched.store.row_conversion import as_json
+from metasched.store.window_queries import HELD_CLOSED, HELD_OPEN
 
 _RHO = LIVE_DEFINITIONS[0]
 # Names one by one, by the index: SELECT DISTINCT reads it whole.
@@ -35,11 +36,10 @@ _LARGEST = """
   AND (:whole OR account IN (SELECT value FROM json_each(:accounts))) ORDER BY gpu_seconds DESC, uid LIMIT :most
 """
 # Of a suspended time, the part that its run's mean suspension leaves in the window.
-_SECONDS = """
+_SECONDS = f"""
   CASE WHEN ended IS NULL
-    THEN max(0, min(:now, :end) - max(started, :begin) - suspended_seconds
-      - max(0, :now - coalesce(suspended_at, :now)))
-    ELSE (min(ended, :end) - max(started, :begin)) * (1 - min(1, suspended_seconds / max(ended - started, 1e-9)))
+    THEN max(0, {HELD_OPEN} - suspended_seconds - max(0, :now - coalesce(suspended_at, :now)))
+    ELSE {HELD_CLOSED} * (1 - min(1, suspended_seconds / max(ended - started, 1e-9)))
   END * gpus
 """
 _OF_JOBS = f"""

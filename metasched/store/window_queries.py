@@ -19,11 +19,12 @@ _OURS = f"(uid < '{IMPORTED}' OR uid >= '{IMPORTED[:-1]};')"  # ";" follows ":" 
 _CLOSED = f"FROM runs WHERE ended > :begin AND started < :end AND {_OURS}"
 _OPEN = f"FROM runs WHERE ended IS NULL AND started < :end AND {_OURS}"
 _HELD = "(min({ended}, :end) - max(started, :begin))"
-_HELD_CLOSED = _HELD.format(ended="ended")
-_HELD_OPEN = _HELD.format(ended=":now")
+HELD_CLOSED = _HELD.format(ended="ended")
+HELD_OPEN = _HELD.format(ended=":now")
+"""SQL of the seconds that a run held its GPUs within ``:begin`` and ``:end``: of an ended run, and of an open one."""
 _LONGEST = f"""
-  SELECT uid, run, {_HELD_CLOSED} AS held {_CLOSED}
-  UNION ALL SELECT uid, run, {_HELD_OPEN} {_OPEN}
+  SELECT uid, run, {HELD_CLOSED} AS held {_CLOSED}
+  UNION ALL SELECT uid, run, {HELD_OPEN} {_OPEN}
   ORDER BY held DESC, uid, run LIMIT :most
 """
 
