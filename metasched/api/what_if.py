@@ -57,7 +57,7 @@ class WhatIf:
             **named(one),
             **{f"ends {name}": end for name, end in one.ends.items()},
             **{f"preemptions {name}": count for name, count in one.preemptions.items()},
-            **{f"gpu_hours {name}": seconds / 3600 for name, seconds in one.gpu_seconds.items()},
+            **{f"gpu_hours {name}": hours for name, hours in one.gpu_hours.items()},
             **{f"idle_gpu_hours {name}": None if idle is None else idle[name] for name in one.gpu_seconds},
             "planned": None if planned is None else asdict(planned),
             "gpu_use": None if (use := self.gpu_use.get(one.job.uid)) is None else asdict(use),

@@ -177,6 +177,6 @@ def _plain(found: WhatIf, one: Forecast) -> dict[str, Any]:
         "preemptions": dict(one.preemptions),
         "planned": None if planned is None else asdict(planned),
         "gpu_use": None if use is None else asdict(use),
-        "gpu_hours": {name: seconds / 3600 for name, seconds in one.gpu_seconds.items()},
+        "gpu_hours": one.gpu_hours,
         "idle_gpu_hours": found.idle_gpu_hours(one),
     }

@@ -57,6 +57,11 @@ class Forecast:
     ended: Mapping[str, float]
     gpu_seconds: Mapping[str, float]
 
+    @property
+    def gpu_hours(self) -> Mapping[str, float]:
+        """GPU-hours that it holds from now on, by policy."""
+        return {name: seconds / 3600 for name, seconds in self.gpu_seconds.items()}
+
 
 def forecast(  # noqa: PLR0917  the inputs of a simulation
     snapshot: Snapshot,
