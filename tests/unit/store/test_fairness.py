@@ -6,18 +6,12 @@ from metasched.core.batching import BatchControl, Batching, BatchPlan
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason
-from metasched.store import EndCause, JobRecord, SpeedRecord, Store
+from metasched.store import EndCause, JobRecord, SpeedRecord
 from metasched.store.load_rows import ClusterLoad
 
 T0 = 1_800_000_000.0
 TWO = Placement(("n1",), 2, "v100")
 FOUR_WANTED = ClusterLoad(4, 3, 32, {"v100": 8})
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store.open(tmp_path / "metasched.db") as store:
-        yield store
 
 
 def commit(store, number, at, load):

@@ -12,12 +12,6 @@ from tests.unit.store.test_window_queries import FOUR, NOW, TWO, a_run
 HOUR = 3600.0
 
 
-@pytest.fixture
-def store(tmp_path):
-    with Store.open(tmp_path / "store.sqlite") as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     with Store.open(tmp_path_factory.mktemp("site") / "store.sqlite") as opened:

@@ -1,17 +1,8 @@
-import pytest
-
 from metasched.core.model import Placement
 from metasched.store import EndCause, JobRecord, Store
 from metasched.store.metric_rows import MAX_ACCOUNTS, CounterKey
 
 AT = 1e9
-
-
-@pytest.fixture
-def store(tmp_path):
-    """An empty store."""
-    with Store.open(tmp_path / "s.db") as opened:
-        yield opened
 
 
 def run(store, uid, *, cause=EndCause.FINISHED, seconds=100.0, gpus=4, account="vision", wait=60.0):

@@ -3,7 +3,7 @@ import datetime as dt
 import pytest
 
 from metasched.core.model import Placement
-from metasched.store import EndCause, JobRecord, Store
+from metasched.store import EndCause, JobRecord
 
 HOUR = 3600.0
 AT = dt.datetime(2025, 3, 31, 22, 0).timestamp()  # two hours before April, in this host's time zone  # noqa: DTZ001
@@ -19,13 +19,6 @@ def add(store, uid, user, *, gpus=4, submitted=AT, started=AT, ended=None, cause
         store.run_ended(uid, 1, ended, cause)
         if cause is EndCause.FINISHED:
             store.finish_job(uid, ended, "COMPLETED", 0)
-
-
-@pytest.fixture
-def store(tmp_path):
-    """An empty store."""
-    with Store.open(tmp_path / "s.db") as opened:
-        yield opened
 
 
 def test_gpu_hours_waits_and_preemptions_by_user(store):

@@ -16,12 +16,6 @@ TWO = Placement(("n1",), 2, "v100")
 FOUR = Placement(("n1", "n2"), 2, "k80")
 
 
-@pytest.fixture
-def store(tmp_path):
-    with Store.open(tmp_path / "store.sqlite") as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     with Store.open(tmp_path_factory.mktemp("site") / "store.sqlite") as opened:
