@@ -1,4 +1,4 @@
-"""One process of libFuzzer: ``python -m tests.fuzz.worker TARGET RUNS FINDINGS CORPUS``; libFuzzer ends it."""
+"""One process of libFuzzer: ``python -m tests.fuzz.worker TARGET RUNS SECONDS FINDINGS CORPUS``; libFuzzer ends it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def variant(data: bytes, max_size: int, seed: int) -> bytes:
 
 def main() -> None:
     """Fuzz one target."""
-    name, runs, findings, corpus = sys.argv[1:]
+    name, runs, seconds, findings, corpus = sys.argv[1:]
     for number, data in enumerate(inputs(name)):
         (Path(corpus) / str(number)).write_bytes(data)
-    arguments = [sys.argv[0], *LIMITS, f"-runs={runs}", f"-artifact_prefix={findings}/", corpus]
+    size = (f"-runs={runs}", f"-max_total_time={seconds}")
+    arguments = [sys.argv[0], *LIMITS, *size, f"-artifact_prefix={findings}/", corpus]
     atheris.Setup(arguments, lambda data: run_target(name, data), custom_mutator=variant)
     atheris.Fuzz()
 
