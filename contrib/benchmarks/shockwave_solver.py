@@ -50,10 +50,10 @@ TARGETS = {
 
 
 def window(jobs: int, gpus: int, restart_seconds: float, seed: int = 0) -> Market:
-    """A random window with that many jobs."""
+    """A random window with that many jobs; those that run fit into the GPUs together."""
     rng = np.random.default_rng([seed, jobs, gpus])
     ranges = np.array([(0.2, 8.0), (8.0, 16.0), (16.0, 72.0), (72.0, 100.0)])
-    made, rho = [], []
+    made, rho, free = [], [], gpus
     for number in range(jobs):
         width = int(rng.choice([1, 2, 4, 8], p=[0.6, 0.3, 0.09, 0.01]))
         hours = rng.uniform(*ranges[rng.choice(4, p=[0.72, 0.2, 0.05, 0.03])])
@@ -68,7 +68,8 @@ def window(jobs: int, gpus: int, restart_seconds: float, seed: int = 0) -> Marke
             (0.0, *(seconds[steps > done] - trained).tolist()), (0.0, *(steps[steps > done] - done).tolist())
         )
         rho.append(estimated_rho(trained + rng.exponential(2.0 * total), left.end, total, CONTENTION))
-        running = bool(done > 0 and rng.binomial(1, 0.5))
+        running = bool(done > 0 and rng.binomial(1, 0.5) and width <= free)
+        free -= width if running else 0
         mode = Mode(width, (float(width),), left, running=running, restart_seconds=restart_seconds)
         made.append(MarketJob(f"{number:05}", done, (mode,)))
     bought = budgets(rho, EXPONENT, [1.0] * jobs)
