@@ -10,7 +10,7 @@ from metasched.cli.tables import row, table
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import from_text
 from metasched.presentation.formatting import clock, duration, where
-from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
+from metasched.store import ActionRecord, DecisionRecord, EventRecord, JobEventRecord, RunRecord
 
 
 def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
@@ -53,9 +53,18 @@ def actions_table(actions: Sequence[ActionRecord]) -> Table:
     return made
 
 
-def events_table(events: Sequence[EventRecord], title: str | None = None) -> Table:
-    """Return the table of events, the latest first."""
-    made = table("AT", "JOB", "EVENT", "", title=title)
+def events_table(events: Sequence[EventRecord]) -> Table:
+    """Return the table of one job's events."""
+    made = table("AT", "EVENT", "", title="Latest events")
     for event in events:
-        row(made, clock(event.at), event.uid, event.kind, words(from_text(event.text)))
+        row(made, clock(event.at), event.kind, words(from_text(event.text)))
+    return made
+
+
+def job_events_table(found: Sequence[JobEventRecord]) -> Table:
+    """Return the table of events of jobs and of the cluster."""
+    made = table("AT", "JOB", "NAME", "USER", "EVENT", "")
+    for one in found:
+        text = words(from_text(one.event.text))
+        row(made, clock(one.event.at), one.slurm_job_id, one.name, one.user, one.event.kind, text)
     return made
