@@ -31,6 +31,14 @@ def total(site, start):
     return sum(value for name, value in metrics(site).items() if name.startswith(start))
 
 
+def test_what_has_not_happened_yet_is_0(site):
+    """Prometheus counts no growth to a series' first value: without the zero it would not see the first ends."""
+    site.run(5)
+    found = metrics(site)
+    assert all(found[f'metasched_runs_ended_total{{cause="{cause}"}}'] == 0 for cause in EndCause)
+    assert (found['metasched_jobs{state="running"}'], found['metasched_jobs{state="held"}']) == (0, 0)
+
+
 def test_the_metrics_follow_the_jobs_and_survive_a_restart(site):
     """GPUs, states, counters and histograms are those of the jobs; no counter falls when another daemon continues."""
     jobs = [site.add("--gres=gpu:4", seconds=60) for _ in range(3)]
