@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.tables import row, table
+from metasched.cli.tables import LineTable, row, table
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
     advice_text,
@@ -39,10 +39,14 @@ from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
 _NAME_WIDTH = 32
 _REASON_WIDTH = 60
-_HOSTS_WIDTH = 48
+_LOSS_WIDTH = 10
+_HOSTS_WIDTH = 30
 _NODE_ROWS = 8
 _SUMMARY_ROWS = 12
 _DEFERRED_LINES = 5
+# Columns that narrow terminals do not show, the most important one last.
+_OPTIONAL_OF_LIVE_JOBS = ("RUNS", "PLANNED", "SPEED-UP", "BATCH", "EXPECTED", "RAN", "WAITED", "PLACE", "PROGRESS")
+_OPTIONAL_OF_ENDED_JOBS = ("SIZES", "RUNS", "WAITED", "PREEMPTED", "RAN")
 FINISHED_ROWS = 10
 """Rows of the table of ended jobs; `metasched status --json` has all that are published."""
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
@@ -246,7 +250,7 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
     return made
 
 
-def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
+def jobs_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     """Return the table of live jobs, without the optional columns that no job fills."""
 
     def filled(columns: Mapping[str, Callable[[JobStatus], str]]) -> dict[str, Callable[[JobStatus], str]]:
@@ -264,10 +268,11 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
     )
     last = filled({"PROGRESS": progress_text})
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, *last, "REASON")
-    made = table(*headings, right=(*shown, *numbers))
+    made = LineTable(
+        *headings, right=(*shown, *numbers), optional=_OPTIONAL_OF_LIVE_JOBS, last_width=_REASON_WIDTH // 2
+    )
     for job in jobs:
-        row(
-            made,
+        made.row(
             job.slurm_job_id,
             clean(job.name, _NAME_WIDTH),
             clean(job.user, _NAME_WIDTH),
@@ -284,13 +289,13 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
     return made
 
 
-def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
+def finished_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     """Return the table of the jobs that ended last."""
     numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
-    made = table("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS", right=(*numbers, "LOSS"))
+    headings = ("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS")
+    made = LineTable(*headings, right=(*numbers, "LOSS"), optional=_OPTIONAL_OF_ENDED_JOBS, last_width=_LOSS_WIDTH)
     for job in jobs:
-        row(
-            made,
+        made.row(
             job.slurm_job_id,
             clean(job.name, _NAME_WIDTH),
             clean(job.user, _NAME_WIDTH),
