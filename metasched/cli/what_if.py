@@ -84,6 +84,9 @@ def command(
     if as_json:
         echo_json("what-if", [_plain(found, row) for row in rows])
         return
+    if not rows:
+        click.echo("No job waits or runs: there is nothing to simulate.")
+        return
     from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in found.others)]
