@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from metasched.cli.tables import row, table
+from metasched.cli.tables import NAME_WIDTH, row, table
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import from_text
-from metasched.presentation.formatting import clock, duration, where
+from metasched.presentation.formatting import clean, clock, duration, where
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, JobEventRecord, RunRecord
 
 
@@ -66,5 +66,6 @@ def job_events_table(found: Sequence[JobEventRecord]) -> Table:
     made = table("AT", "JOB", "NAME", "USER", "EVENT", "")
     for one in found:
         text = words(from_text(one.event.text))
-        row(made, clock(one.event.at), one.slurm_job_id, one.name, one.user, one.event.kind, text)
+        names = (clean(name or "", NAME_WIDTH) for name in (one.name, one.user))
+        row(made, clock(one.event.at), one.slurm_job_id, *names, one.event.kind, text)
     return made

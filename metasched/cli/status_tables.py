@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.tables import LineTable, row, table
+from metasched.cli.tables import NAME_WIDTH, LineTable, row, table
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
     advice_text,
@@ -37,7 +37,6 @@ from metasched.shared_dir.published_status import AppStatus, DeferredStatus, Job
 from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
-_NAME_WIDTH = 32
 _REASON_WIDTH = 60
 _LOSS_WIDTH = 10
 _HOSTS_WIDTH = 30
@@ -121,7 +120,7 @@ def _users_table(jobs: Sequence[JobStatus]) -> Table:
         (waiting if job.status in WAITING else running)[job.user] += 1
     users = sorted(gpus, key=lambda user: (-gpus[user], -waiting[user], user))
     for user in users[:_SUMMARY_ROWS]:
-        row(made, clean(user, _NAME_WIDTH), gpus[user], running[user], waiting[user])
+        row(made, clean(user, NAME_WIDTH), gpus[user], running[user], waiting[user])
     if len(users) > _SUMMARY_ROWS:
         rest = users[_SUMMARY_ROWS:]
         row(made, f"{len(rest)} more", *(sum(count[user] for user in rest) for count in (gpus, running, waiting)))
@@ -245,7 +244,7 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
         name = app.name if app.uid.startswith("app:") else f"{app.name} (array)"
         phases = ", ".join(f"{phase} of {phases}" for phase, phases in app.phases)
         problem = Text(clean(app.problem), style="bold red") if app.problem else None
-        names = clean(name, _NAME_WIDTH), clean(app.user, _NAME_WIDTH)
+        names = clean(name, NAME_WIDTH), clean(app.user, NAME_WIDTH)
         row(made, *names, clean(app.tuner) or "none", phases, app.live, app.ended, problem)
     return made
 
@@ -274,8 +273,8 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     for job in jobs:
         made.row(
             job.slurm_job_id,
-            clean(job.name, _NAME_WIDTH),
-            clean(job.user, _NAME_WIDTH),
+            clean(job.name, NAME_WIDTH),
+            clean(job.user, NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
             gpus_text(job),
             " ".join(part for part in (where(job.nodes), job.gpu_type, co_runner_text(job)) if part),
@@ -297,8 +296,8 @@ def finished_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     for job in jobs:
         made.row(
             job.slurm_job_id,
-            clean(job.name, _NAME_WIDTH),
-            clean(job.user, _NAME_WIDTH),
+            clean(job.name, NAME_WIDTH),
+            clean(job.user, NAME_WIDTH),
             job.status,
             None if job.finished is None else f"{duration(now - job.finished)} ago",
             duration(job.waited_seconds),

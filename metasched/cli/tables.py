@@ -10,6 +10,8 @@ from rich.text import Text
 
 from metasched.presentation.formatting import clean
 
+NAME_WIDTH = 32
+"""Characters of the name of a job or a user in a table."""
 _PIPE_WIDTH = 200
 _GAP = 2  # characters between two columns
 
