@@ -64,6 +64,7 @@ def events_table(events: Sequence[EventRecord]) -> Table:
 def job_events_table(found: Sequence[JobEventRecord]) -> Table:
     """Return the table of events of jobs and of the cluster."""
     made = table("AT", "JOB", "NAME", "USER", "EVENT", "")
+    made.columns[0].no_wrap = True
     for one in found:
         text = words(from_text(one.event.text))
         names = (clean(name or "", NAME_WIDTH) for name in (one.name, one.user))
