@@ -49,6 +49,7 @@ def calls(store, now):
         "recent_decisions": lambda: store.recent_decisions(SHOWCASE, 50),
         "recent_actions": lambda: store.recent_actions(50, SHOWCASE),
         "recent_events": lambda: store.recent_events(50, SHOWCASE),
+        "recent_job_events": lambda: store.recent_job_events(50, SHOWCASE),
         "recent_runs": lambda: store.recent_runs(200),
         "find_jobs": lambda: store.job(SHOWCASE),
         "apps_states": lambda: store.apps_states(20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +12,7 @@ from metasched.cli.json_output import echo_json, json_option
 from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.presentation.formatting import clean
+from metasched.slurm.hostlist import compress
 
 if TYPE_CHECKING:
     from metasched.installation.checks import Finding
@@ -49,16 +50,20 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     if as_json:
         echo_json("check", [dataclasses.asdict(finding) for finding in found])
     else:
-        for finding in found:
-            _print(finding)
+        _print(found)
     if any(finding.level == "error" for finding in found):
         ctx.exit(1)
 
 
-def _print(finding: Finding) -> None:
-    click.echo(clean(f"{MARKS[finding.level]} {finding.subject}: {finding.text}"))
-    if finding.fix:
-        click.echo(clean(f"          mend: {finding.fix}"))
+def _print(found: Iterable[Finding]) -> None:
+    """Print the findings; those that differ in the node alone are one, of a host list."""
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for finding in found:
+        subjects.setdefault((finding.level, finding.text, finding.fix), []).append(finding.subject)
+    for (level, text, fix), names in subjects.items():
+        click.echo(clean(f"{MARKS[level]} {compress(names) if len(names) > 1 else names[0]}: {text}"))
+        if fix:
+            click.echo(clean(f"          mend: {fix}"))
 
 
 def _check_nodes(facts: Facts) -> Iterator[Finding]:

@@ -132,11 +132,15 @@ def check(database: Database, *, as_json: bool) -> None:
 def events(database: Database, *, job: str | None, limit: int, as_json: bool) -> None:
     """List the recorded events, the latest first."""
     with database.reading() as store:
-        found = store.recent_events(limit, None if job is None else find_recorded(store, job).uid)
-    if as_json:
-        echo_json("db events", [{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
-    else:
-        tables.console().print(history_tables.events_table(found))
+        found = store.recent_job_events(limit, None if job is None else find_recorded(store, job).uid)
+    if not as_json:
+        tables.console().print(history_tables.job_events_table(found))
+        return
+    rows = []
+    for one in found:
+        fields = dataclasses.asdict(one)
+        rows.append({**fields.pop("event"), **fields, **text_fields(one.event.text)})
+    echo_json("db events", rows)
 
 
 @command.command("runs")

@@ -85,7 +85,7 @@ def _print(past: Past, now: float) -> None:
         (past.runs, shown.runs_table(past.runs, now)),
         (past.decisions, shown.decisions_table(past.decisions)),
         (past.actions, shown.actions_table(past.actions)),
-        (past.events, shown.events_table(past.events, title="Latest events")),
+        (past.events, shown.events_table(past.events)),
     ):
         if rows:
             out.print()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from metasched.cli.tables import row, table
+from metasched.cli.tables import NAME_WIDTH, row, table
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import from_text
-from metasched.presentation.formatting import clock, duration, where
-from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
+from metasched.presentation.formatting import clean, clock, duration, where
+from metasched.store import ActionRecord, DecisionRecord, EventRecord, JobEventRecord, RunRecord
 
 
 def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
@@ -53,9 +53,20 @@ def actions_table(actions: Sequence[ActionRecord]) -> Table:
     return made
 
 
-def events_table(events: Sequence[EventRecord], title: str | None = None) -> Table:
-    """Return the table of events, the latest first."""
-    made = table("AT", "JOB", "EVENT", "", title=title)
+def events_table(events: Sequence[EventRecord]) -> Table:
+    """Return the table of one job's events."""
+    made = table("AT", "EVENT", "", title="Latest events")
     for event in events:
-        row(made, clock(event.at), event.uid, event.kind, words(from_text(event.text)))
+        row(made, clock(event.at), event.kind, words(from_text(event.text)))
+    return made
+
+
+def job_events_table(found: Sequence[JobEventRecord]) -> Table:
+    """Return the table of events of jobs and of the cluster."""
+    made = table("AT", "JOB", "NAME", "USER", "EVENT", "")
+    made.columns[0].no_wrap = True
+    for one in found:
+        text = words(from_text(one.event.text))
+        names = (clean(name or "", NAME_WIDTH) for name in (one.name, one.user))
+        row(made, clock(one.event.at), one.slurm_job_id, *names, one.event.kind, text)
     return made

@@ -95,6 +95,15 @@ class _Event:
 
 
 @dataclasses.dataclass
+class _JobEvent(_Event):
+    slurm_job_id: str | None
+    name: str | None
+    user: str | None
+    account: str | None
+    end_state: str | None
+
+
+@dataclasses.dataclass
 class _DryRunAction(_Reasoned):
     action: str
     uid: str
@@ -257,7 +266,7 @@ DOCUMENTS: Mapping[str, Callable[[], Properties]] = {
     "db path": lambda: {"path": str, "exists": bool},
     "db sizes": lambda: {"rows": dict[str, int], "bytes": int},
     "db check": lambda: {"path": str, "problems": list[str]},
-    "db events": lambda: {"rows": list[_Event]},
+    "db events": lambda: {"rows": list[_JobEvent]},
     "db runs": _runs,
     "db import": lambda: {"read": int, "imported": int, "skipped": dict[str, int], "unreadable": str | None},
     "db prune": lambda: {"rows": dict[str, int]},

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.tables import row, table
+from metasched.cli.tables import NAME_WIDTH, LineTable, row, table
 from metasched.core.reason_words import counted
 from metasched.presentation.formatting import (
     advice_text,
@@ -37,12 +37,15 @@ from metasched.shared_dir.published_status import AppStatus, DeferredStatus, Job
 from metasched.slurm.leaked_gpus import CURE
 from metasched.slurm.reused_ids import drained_by_reused_id, resume_command
 
-_NAME_WIDTH = 32
 _REASON_WIDTH = 60
-_HOSTS_WIDTH = 48
+_LOSS_WIDTH = 10
+_HOSTS_WIDTH = 30
 _NODE_ROWS = 8
 _SUMMARY_ROWS = 12
 _DEFERRED_LINES = 5
+# Columns that narrow terminals do not show, the most important one last.
+_OPTIONAL_OF_LIVE_JOBS = ("RUNS", "PLANNED", "SPEED-UP", "BATCH", "EXPECTED", "RAN", "WAITED", "PLACE", "PROGRESS")
+_OPTIONAL_OF_ENDED_JOBS = ("SIZES", "RUNS", "WAITED", "PREEMPTED", "RAN")
 FINISHED_ROWS = 10
 """Rows of the table of ended jobs; `metasched status --json` has all that are published."""
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
@@ -117,7 +120,7 @@ def _users_table(jobs: Sequence[JobStatus]) -> Table:
         (waiting if job.status in WAITING else running)[job.user] += 1
     users = sorted(gpus, key=lambda user: (-gpus[user], -waiting[user], user))
     for user in users[:_SUMMARY_ROWS]:
-        row(made, clean(user, _NAME_WIDTH), gpus[user], running[user], waiting[user])
+        row(made, clean(user, NAME_WIDTH), gpus[user], running[user], waiting[user])
     if len(users) > _SUMMARY_ROWS:
         rest = users[_SUMMARY_ROWS:]
         row(made, f"{len(rest)} more", *(sum(count[user] for user in rest) for count in (gpus, running, waiting)))
@@ -241,12 +244,12 @@ def apps_table(apps: Sequence[AppStatus]) -> Table:
         name = app.name if app.uid.startswith("app:") else f"{app.name} (array)"
         phases = ", ".join(f"{phase} of {phases}" for phase, phases in app.phases)
         problem = Text(clean(app.problem), style="bold red") if app.problem else None
-        names = clean(name, _NAME_WIDTH), clean(app.user, _NAME_WIDTH)
+        names = clean(name, NAME_WIDTH), clean(app.user, NAME_WIDTH)
         row(made, *names, clean(app.tuner) or "none", phases, app.live, app.ended, problem)
     return made
 
 
-def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
+def jobs_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     """Return the table of live jobs, without the optional columns that no job fills."""
 
     def filled(columns: Mapping[str, Callable[[JobStatus], str]]) -> dict[str, Callable[[JobStatus], str]]:
@@ -264,13 +267,14 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
     )
     last = filled({"PROGRESS": progress_text})
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, *last, "REASON")
-    made = table(*headings, right=(*shown, *numbers))
+    made = LineTable(
+        *headings, right=(*shown, *numbers), optional=_OPTIONAL_OF_LIVE_JOBS, last_width=_REASON_WIDTH // 2
+    )
     for job in jobs:
-        row(
-            made,
+        made.row(
             job.slurm_job_id,
-            clean(job.name, _NAME_WIDTH),
-            clean(job.user, _NAME_WIDTH),
+            clean(job.name, NAME_WIDTH),
+            clean(job.user, NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
             gpus_text(job),
             " ".join(part for part in (where(job.nodes), job.gpu_type, co_runner_text(job)) if part),
@@ -284,16 +288,16 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> Table:
     return made
 
 
-def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
+def finished_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     """Return the table of the jobs that ended last."""
     numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
-    made = table("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS", right=(*numbers, "LOSS"))
+    headings = ("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS")
+    made = LineTable(*headings, right=(*numbers, "LOSS"), optional=_OPTIONAL_OF_ENDED_JOBS, last_width=_LOSS_WIDTH)
     for job in jobs:
-        row(
-            made,
+        made.row(
             job.slurm_job_id,
-            clean(job.name, _NAME_WIDTH),
-            clean(job.user, _NAME_WIDTH),
+            clean(job.name, NAME_WIDTH),
+            clean(job.user, NAME_WIDTH),
             job.status,
             None if job.finished is None else f"{duration(now - job.finished)} ago",
             duration(job.waited_seconds),

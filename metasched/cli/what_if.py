@@ -13,7 +13,7 @@ from metasched.cli.paths import CommandPaths
 from metasched.cli.progress import progress_bar
 from metasched.cli.simulation_options import parse_policy, policies_option
 from metasched.core.reason_words import counted
-from metasched.presentation.formatting import duration, planned_text
+from metasched.presentation.formatting import clean, duration, planned_text
 from metasched.simulator.live_settings import START_SECONDS
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def command(
     if as_json:
         echo_json("what-if", [_plain(found, row) for row in rows])
         return
-    from metasched.cli.tables import console, row, table  # noqa: PLC0415
+    if not rows:
+        click.echo("No job waits or runs: there is nothing to simulate.")
+        return
+    from metasched.cli.tables import NAME_WIDTH, console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in found.others)]
     plan = {uid: planned_text(run, found.now) for uid, run in planned.items()}
@@ -97,8 +100,8 @@ def command(
         row(
             made,
             one.job.slurm_job_id,
-            one.job.name,
-            one.job.user,
+            clean(one.job.name, NAME_WIDTH),
+            clean(one.job.user, NAME_WIDTH),
             one.how,
             *([plan.get(one.job.uid, "")] if "PLANNED" in shown else []),
             *([_use_text(uses.get(one.job.uid))] if "GPU USE" in shown else []),
@@ -125,7 +128,7 @@ def command(
 
 def _print_idle(found: WhatIf) -> None:
     """Name the jobs that leave most GPUs idle, with their idle GPU hours to come under each policy."""
-    from metasched.cli.tables import console, row, table  # noqa: PLC0415  as above
+    from metasched.cli.tables import NAME_WIDTH, console, row, table  # noqa: PLC0415  as above
 
     names = (found.current, *found.others)
     hours = [(one, idle) for one in found.forecasts if (idle := found.idle_gpu_hours(one)) is not None]
@@ -136,7 +139,8 @@ def _print_idle(found: WhatIf) -> None:
         made = table("JOB", "NAME", "USER", "IDLE", *columns, right=["IDLE", *columns])
         for one, idle in idlers[:_IDLERS]:
             part = f"{found.gpu_use[one.job.uid].idle:.0%}"
-            row(made, one.job.slurm_job_id, one.job.name, one.job.user, part, *(f"{idle[name]:.1f}" for name in names))
+            names_of_job = (clean(text, NAME_WIDTH) for text in (one.job.name, one.job.user))
+            row(made, one.job.slurm_job_id, *names_of_job, part, *(f"{idle[name]:.1f}" for name in names))
         click.echo("\nIdle GPUs, if jobs go on to use theirs as measured:")
         console().print(made)
         if len(idlers) > _IDLERS:

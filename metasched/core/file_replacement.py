@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ def replace_file(
 ) -> None:
     """Replace a file as a whole: readers see the old content or the new one, never a part.
 
-    Several processes may replace one file; the last one wins.
+    Several threads, processes and hosts may replace one file; the last one wins.
 
     Args:
         path: the file; its directory exists.
@@ -30,9 +32,10 @@ def replace_file(
     Raises:
         OSError: the directory cannot be written, or ``before_content`` raised it. The old file is still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # no thread of any host that shares the directory has another's name; get_native_id is the pid in a main thread
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{threading.get_native_id()}")
     try:
-        temporary.unlink(missing_ok=True)  # of a crashed process that had this one's number
+        temporary.unlink(missing_ok=True)  # of a crashed thread that had this one's number
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666 if mode is None else 0o600)
         with os.fdopen(descriptor, "wb") as file:

@@ -23,7 +23,7 @@ from metasched.metrics.sample import Histogram, Sample
 from metasched.store import Store
 from metasched.store.counting_triggers import BUCKETS
 from metasched.store.metric_rows import CounterKey
-from metasched.store.records import service
+from metasched.store.records import EndCause, service
 
 if TYPE_CHECKING:
     from metasched.daemon.controller import Controller
@@ -33,6 +33,7 @@ METRICS_SECONDS = 5.0
 """Shortest time between two files of metrics."""
 _RHO_SECONDS = 7 * 86400.0
 _WAITING = (Status.HELD, Status.QUEUED)
+_LIVE = [status.value for status in Status if status is not Status.FINISHED]
 _Counters = Mapping[CounterKey, float]
 
 log = structlog.get_logger()
@@ -115,7 +116,7 @@ class MetricsPublisher:
             gpus=_gpus(state, free),
             account_gpus=None if accounts is None else accounts[0],
             account_gpu_seconds=None if accounts is None else accounts[1],
-            runs_ended=_labelled(counters, "runs_ended"),
+            runs_ended=dict.fromkeys(EndCause, 0.0) | _labelled(counters, "runs_ended"),
             actions={_pair(label): value for label, value in _labelled(counters, "actions").items()},
             overhead=_labelled(counters, "overhead_gpu_seconds"),
             waits=_histogram(counters, "wait_seconds"),
@@ -168,7 +169,7 @@ def _job_metrics(controller: Controller, state: ClusterState, free: Mapping[str,
     jobs = state.snapshot.jobs
     waiting = [job for job in jobs if job.status in _WAITING]
     return _JobMetrics(
-        Counter([job.status.value for job in jobs]),
+        dict.fromkeys(_LIVE, 0) | Counter([job.status.value for job in jobs]),
         Counter([str((job.blocked or controller.reason(job.uid)).code) for job in waiting]),
         _fitting(waiting, state.snapshot.nodes, free),
     )

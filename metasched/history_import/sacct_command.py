@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from metasched.core.errors import MetaschedError
-from metasched.slurm.command_runner import plain_environment
+from metasched.slurm.command_runner import plain_environment, run_into_file
+from metasched.slurm.errors import SlurmError, SlurmTimeoutError
 
 _TIMEOUT_SECONDS = 600.0
 _OPTIONS = ("--allusers", "--allocations", "--parsable2", "--duplicates")
@@ -80,20 +80,10 @@ def array_tasks(raw_ids: Collection[str], env: Mapping[str, str] = os.environ) -
 
 def _run(options: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> None:
     """Write sacct's output to a file; raises AccountingError."""
+    argv = ["sacct", *_OPTIONS, *options]
     try:
-        done = subprocess.run(
-            ["sacct", *_OPTIONS, *options],
-            env=plain_environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise AccountingError(f"sacct did not end within {_TIMEOUT_SECONDS:g} s: ask for fewer days") from None
-    except OSError as error:
-        raise AccountingError(f"cannot start sacct: {error.strerror}; give a file with its output") from error
-    if done.returncode:
-        complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise AccountingError(f"sacct: {' / '.join(complaint.splitlines())[:600]}")
+        run_into_file(argv, output, timeout=_TIMEOUT_SECONDS, env=plain_environment(env), label="sacct")
+    except SlurmTimeoutError as error:
+        raise AccountingError(f"{error}: ask for fewer days") from None
+    except SlurmError as error:
+        raise AccountingError(f"{error}; a file with sacct's output can be imported, too") from error

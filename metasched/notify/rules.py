@@ -38,7 +38,7 @@ def _network(value: object) -> object:
 
 def _pattern_of_kinds(value: str) -> str:
     if not any(fnmatchcase(kind, value) for kind in KINDS):
-        raise ValueError(f"no kind of event matches it{nearest(value, list(KINDS))}")
+        raise ValueError(f"no kind of event matches {value!r}{nearest(value, list(KINDS))}")
     return value
 
 
@@ -163,7 +163,7 @@ def load_rules(path: Path) -> Rules:
     except OSError as error:
         raise RulesError(path, [f"cannot be read: {error.strerror}; pass another with --rules"]) from None
     except ValidationError as error:
-        raise RulesError(path, explain(error, Rules)) from None
+        raise RulesError(path, explain(error, Rules, secret=True)) from None
     except (ValueError, RecursionError) as error:
         raise RulesError(path, [f"is not TOML: {error}"]) from None
 

@@ -111,9 +111,8 @@ def _address(host: str, port: int, allowed: Sequence[IPv4Network | IPv6Network])
     addresses = sorted(str(address) for address in found)
     for address in addresses:
         if not _may_connect(ipaddress.ip_address(address.partition("%")[0]), allowed):
-            raise DeliveryError(
-                f"{host} is {address}, which is no public address: add its network to allow_networks if this is meant"
-            )
+            name = host if host == address else f"{host} is {address}, which"
+            raise DeliveryError(f"{name} is no public address: add its network to allow_networks if this is meant")
     return addresses[0]
 
 

@@ -92,10 +92,12 @@ def history(job: JobStatus, now: float) -> list[str]:
         if job.loss is not None:
             parts.append(f"loss {job.loss:.4g}")
         lines.append(f"{', '.join(parts)}.")
-    if job.rho is not None and job.finished is None:
-        lines.append(f"Its finish-time fairness (rho) is estimated at {job.rho:.2f}: {_rho_words(job.rho)}.")
-    elif job.rho is not None:
-        lines.append(f"Its finish-time fairness (rho) was {job.rho:.2f}: {_rho_words(job.rho)}.")
+    if job.rho is not None:
+        takes = "is estimated to take" if job.finished is None else "took"
+        lines.append(
+            f"From submission to end it {takes} {job.rho:.2f} times the time that would be fair "
+            "(finish-time fairness, rho)."
+        )
     return lines
 
 
@@ -103,11 +105,6 @@ def fairness_words(record: FairnessRecord) -> list[str]:
     """Return a sentence on rho by the other definitions, of a job that has completed; none where there is none."""
     others = [f"{value:.2f} by {name}" for name, value in record.rho.items() if name != SHOWN_DEFINITION]
     return [f"Its rho is {', '.join(others)} (docs/researcher/METRICS.md)."] if others else []
-
-
-def _rho_words(rho: float) -> str:
-    factor = f"{rho:.2g} times" if rho >= 1 else f"{rho:.0%} of"
-    return f"{factor} the time that would be fair, from submission to end"
 
 
 def time_use_words(use: TimeUse) -> list[str]:

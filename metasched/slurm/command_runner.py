@@ -81,10 +81,33 @@ def run_for_large_output(argv: Sequence[str], *, timeout: float, env: Mapping[st
         SlurmError: the command cannot be started, does not end in time or fails.
     """
     with os.fdopen(os.memfd_create("output"), "w+b") as file:
-        status, _, complaint = _run(argv, timeout, env, "", file)
-        if status:
-            raise _failure(" ".join(argv), status, complaint)
+        run_into_file(argv, file, timeout=timeout, env=env)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+
+
+def run_into_file(
+    argv: Sequence[str],
+    file: IO[bytes],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    label: str | None = None,
+) -> None:
+    """Run a command whose standard output goes to a file.
+
+    Args:
+        argv: the command.
+        file: the open file.
+        timeout: seconds after which the command is killed.
+        env: environment of the command; None for this process's.
+        label: the command in the error of a command that fails; None for all its words.
+
+    Raises:
+        SlurmError: the command cannot be started, does not end in time or fails.
+    """
+    status, _, complaint = _run(argv, timeout, env, "", file)
+    if status:
+        raise _failure(label or " ".join(argv), status, complaint)
 
 
 def error_of(command: str, complaint: str) -> SlurmError:

@@ -99,15 +99,13 @@ class HistoryQueries(Connection):
         rows = self._rows(f"SELECT id, at, uid, kind, text FROM events {condition}", parameters)  # noqa: S608  constants
         return [EventRecord(*row) for row in rows]
 
+    def recent_job_events(self, limit: int = 100, uid: str | None = None) -> list[JobEventRecord]:
+        """The latest events, of all jobs and the cluster or of one job, each with its job."""
+        return self._job_events(*_latest(uid, limit))
+
     def events_after(self, number: int, limit: int) -> list[JobEventRecord]:
         """The events with higher numbers than one, the lowest first, each with its job."""
-        rows = self._rows(
-            "SELECT events.id, events.at, events.uid, events.kind, events.text, jobs.slurm_job_id, jobs.name, "
-            "jobs.user, jobs.account, jobs.end_state FROM events LEFT JOIN jobs USING (uid) "
-            "WHERE events.id > ? ORDER BY events.id LIMIT ?",
-            [number, limit],
-        )
-        return [JobEventRecord(EventRecord(*row[:5]), *row[5:]) for row in rows]
+        return self._job_events("WHERE id > ? ORDER BY id LIMIT ?", [number, limit])
 
     def latest_event(self, before: float | None = None) -> int:
         """The number of the latest event, or of the latest before an instant; 0 for none."""
@@ -208,6 +206,14 @@ class HistoryQueries(Connection):
             ActionRecord(row_id, number, at, uid, kind, json.loads(detail), outcome, latency)
             for row_id, number, at, uid, kind, detail, outcome, latency in self._rows(sql, parameters)
         ]
+
+    def _job_events(self, condition: str, parameters: list[Any]) -> list[JobEventRecord]:
+        rows = self._rows(
+            "SELECT id, at, uid, kind, text, slurm_job_id, name, user, account, end_state "  # noqa: S608  constants
+            f"FROM events LEFT JOIN jobs USING (uid) {condition}",
+            parameters,
+        )
+        return [JobEventRecord(EventRecord(*row[:5]), *row[5:]) for row in rows]
 
     def _decisions(self, condition: str, parameters: list[Any]) -> list[DecisionRecord]:
         sql = f"SELECT uid, first_round, last_round, granted, reason, batch FROM decisions {condition}"  # noqa: S608  constants

@@ -17,6 +17,7 @@ from metasched.store.row_conversion import RUN_COLUMNS, run_of
 Grouping = Literal["user", "account", "month", "gpu_type"]
 GROUPINGS: tuple[Grouping, ...] = ("user", "account", "month", "gpu_type")
 NO_ACCOUNT = "(no account)"
+NO_GPUS = "(no GPUs)"
 _HOUR = 3600.0
 _DECILE_OF_P90 = 8
 _FEW = 2  # quantiles need two values
@@ -29,8 +30,8 @@ class Usage:
     Attributes:
         group: name of the user, account or GPU type, or the month as ``2025-03``.
         jobs: jobs with a run, a first start or an end in the window.
-        completed: those that ended in the window by completing.
-        failed: those that ended in the window otherwise.
+        completed: those that ended in the window by completing; None of a GPU type, because a job may have had several.
+        failed: those that ended in the window otherwise; likewise.
         gpu_hours: GPU-hours held in the window, suspensions excluded.
         preemptions: runs that the daemon ended in the window, to give the GPUs to other jobs or another size.
         wait_mean: mean seconds from submission to the first start, of jobs that first started in the window; None for
@@ -43,8 +44,8 @@ class Usage:
 
     group: str
     jobs: int
-    completed: int
-    failed: int
+    completed: int | None
+    failed: int | None
     gpu_hours: float
     preemptions: int
     wait_mean: float | None
@@ -91,7 +92,8 @@ class UsageQueries(Connection):
         sums: dict[str, _Sums] = defaultdict(lambda: _Sums(set(), [], []))
         no_imports = "1" if imported else f"NOT {IS_IMPORTED}"
         owners = self._count_runs(sums, grouping, (since, until), no_imports)
-        if grouping != "gpu_type":
+        has_ends = grouping != "gpu_type"
+        if has_ends:
             rhos = self._rhos(rho)
             rows = self._rows(
                 "SELECT jobs.uid, user, account, finished, end_state FROM jobs "  # noqa: S608  constants
@@ -106,7 +108,7 @@ class UsageQueries(Connection):
                 if uid in rhos:
                     found.rhos.append(rhos[uid])
             self._count_waits(sums, grouping, (since, until), owners)
-        usage = sorted((_usage(group, found) for group, found in sums.items()), key=lambda one: one.group)
+        usage = sorted((_usage(group, found, has_ends) for group, found in sums.items()), key=lambda one: one.group)
         return usage if grouping == "month" else sorted(usage, key=lambda one: -one.gpu_hours)
 
     def _count_runs(
@@ -124,7 +126,8 @@ class UsageQueries(Connection):
         for user, account, *values in rows:
             run = run_of(tuple(values))
             owner = owners.setdefault(run.uid, _Owner(user, account))
-            gpus, gpu_type = (0, "") if run.placement is None else (run.placement.gpus, run.placement.gpu_type or "")
+            gpus = 0 if run.placement is None else run.placement.gpus
+            gpu_type = NO_GPUS if run.placement is None else run.placement.gpu_type or NO_GPUS
             held = _held_part(run, until)
             for at, seconds in _spans(run, since, until, by_month=grouping == "month"):
                 found = sums[gpu_type if grouping == "gpu_type" else _name(grouping, owner, at)]
@@ -178,12 +181,12 @@ def _spans(run: RunRecord, since: float, until: float, *, by_month: bool) -> Ite
         begin = span_end
 
 
-def _usage(group: str, sums: _Sums) -> Usage:
+def _usage(group: str, sums: _Sums, has_ends: bool) -> Usage:  # noqa: FBT001  of one caller
     return Usage(
         group=group,
         jobs=len(sums.jobs),
-        completed=sums.completed,
-        failed=sums.failed,
+        completed=sums.completed if has_ends else None,
+        failed=sums.failed if has_ends else None,
         gpu_hours=sums.gpu_seconds / _HOUR,
         preemptions=sums.preemptions,
         wait_mean=statistics.fmean(sums.waits) if sums.waits else None,

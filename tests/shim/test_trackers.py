@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.shim.conftest import HERE, workplaces
+from tests.shim.conftest import HERE, wait_for, workplaces
 
 pytestmark = pytest.mark.shim
 
@@ -77,12 +77,22 @@ def records(data):
 
 
 def wandb(place):
-    """Each point in the files of the offline runs, and their ids."""
+    """Each point in the files of the three offline runs, and their ids."""
+    files = wandb_files(place)
+    assert len(files) == 3
+    return wandb_points(files)
+
+
+def wandb_files(place):
+    """The files of the offline runs, which W&B's own processes write."""
+    return sorted(place.directory.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def wandb_points(files):
+    """Each point in the files, and the ids of their runs."""
     from wandb.proto import wandb_internal_pb2  # noqa: PLC0415
 
     points, ids = [], set()
-    files = sorted(place.directory.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 3
     for data in itertools.chain.from_iterable(records(file.read_bytes()) for file in files):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -108,6 +118,8 @@ def test_a_tracker_continues_one_run(kind, tracked):
     tracked.write_lease(run=2)
     killed = tracked.launch(1, kind, 10, run=2, **variables)
     tracked.wait_for_step(2, 10)
+    if kind == "wandb":  # what its own process has not written yet is lost with it
+        wait_for(lambda: ("lr", 10) in wandb_points(wandb_files(tracked))[0], "W&B's process to write step 10")
     killed.kill()
     tracked.write_lease(run=3)
     finished = tracked.launch(2, kind, 0, run=3, **variables)

@@ -30,10 +30,14 @@ class WandbRun:
         self.handle.log({**values, STEP: step})
 
     def close(self, outcome: str) -> None:
-        """Flush, and mark a stopped run as preempted."""
-        if outcome in {"stopped", "superseded"}:
+        """Flush, and mark a stopped run as preempted.
+
+        W&B has no end without an exit code. That of a superseded trainer is 0: its run goes on in the newer one, and
+        neither waits nor has failed.
+        """
+        if outcome == "stopped":
             self.handle.mark_preempting()
-        self.handle.finish(exit_code=0 if outcome == "finished" else 1)
+        self.handle.finish(exit_code=0 if outcome in {"finished", "superseded"} else 1)
 
 
 def open_run(run_id: str, options: dict[str, Any]) -> WandbRun:

@@ -83,8 +83,16 @@ def test_sizes_counts_rows_and_bytes(db):
 
 
 def test_events_lists_events_without_control_characters(db):
-    """--job restricts the list to one job."""
-    assert [event["kind"] for event in json.loads(db("events", "--json").output)["rows"]] == ["finished"]
+    """An event names its job as squeue does; --job restricts the list to one job."""
+    (event,) = json.loads(db("events", "--json").output)["rows"]
+    assert [event[key] for key in ("kind", "uid", "slurm_job_id", "name", "user")] == [
+        "finished",
+        UID,
+        "12",
+        "resnet",
+        "ada",
+    ]
+    assert db("events").output.splitlines()[1].split()[2:6] == ["12", "resnet", "ada", "finished"]
     assert json.loads(db("events", "--job", "resnet", "--json").output)["rows"]
     assert r"all \x1b[1m well" in db("events").output
 

@@ -49,6 +49,7 @@ def test_json_names_the_window(history):
     """The rows come with the grouping and the window in unix seconds."""
     found = json.loads(history("--json", "--by", "gpu_type").output)
     assert (found["by"], found["rows"][0]["group"], found["rows"][0]["gpu_hours"]) == ("gpu_type", "v100", 2.0)
+    assert (found["rows"][0]["completed"], found["rows"][0]["failed"]) == (None, None)  # not 0: a job may have several
     assert found["since"] < AT < found["until"]
 
 

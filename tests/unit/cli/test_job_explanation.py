@@ -50,9 +50,9 @@ def test_a_job_that_runs_again_is_not_said_to_be_stopped():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (job(rho=1.25), "Its finish-time fairness (rho) is estimated at 1.25: 1.2 times the time that would be fair"),
-        (job(rho=0.5), "Its finish-time fairness (rho) is estimated at 0.50: 50% of the time that would be fair"),
-        (job(rho=2.0, finished=NOW), "Its finish-time fairness (rho) was 2.00: 2 times the time that would be fair"),
+        (job(rho=1.25), "From submission to end it is estimated to take 1.25 times the time that would be fair"),
+        (job(rho=150.0), "From submission to end it is estimated to take 150.00 times the time that would be fair"),
+        (job(rho=2.0, finished=NOW), "From submission to end it took 2.00 times the time that would be fair"),
     ],
 )
 def test_rho_is_said_with_its_meaning(one, said):

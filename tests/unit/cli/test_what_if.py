@@ -1,3 +1,4 @@
+import dataclasses
 import importlib
 import json
 
@@ -52,6 +53,14 @@ def test_jobs_whose_gpus_are_idle_are_named_with_the_hours_to_come(show):
     assert rows == [["a", "train-a", "ann", "50%", "2.0", "4.0"]]
     assert "las (now): 2.2 of the 8.0 GPU hours of 2 measured jobs are idle" in named
     assert "fifo: 4.4 of the 16.0 GPU hours of 2 measured jobs are idle" in named
+
+
+def test_an_empty_queue_is_said(monkeypatch):
+    """Without jobs there is a sentence in place of a table's headings."""
+    module = importlib.import_module("metasched.api.what_if")
+    monkeypatch.setattr(module, "what_if", lambda *_, **__: dataclasses.replace(found({}), forecasts=()))
+    done = CliRunner().invoke(main, ["what-if", "--policy", "fifo"])
+    assert (done.exit_code, done.output) == (0, "No job waits or runs: there is nothing to simulate.\n")
 
 
 def test_nothing_is_told_of_idle_gpus_where_nothing_was_measured(show):

@@ -73,7 +73,7 @@ def test_parameters_are_those_of_the_chosen_policy(write, registry):
         ("[policy]\nname = 'toy'\n[[intake.limits]]\nlive_jobs = 0\n", ["[intake.limits.0] live_jobs", "0"]),
         (
             "[policy]\nname = 'toy'\n[[intake.limits]]\nlive_job = 1\nlive_jobs = 1\n",
-            ["[intake.limits.0] live_job:", "no such key"],
+            ["[intake.limits.0] live_job:", "no such key; did you mean 'live_jobs'"],
         ),
         (
             '[policy]\nname = "toy"\n[[intake.limits]]\nusers = ["a"]\n',

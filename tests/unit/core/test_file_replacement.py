@@ -1,5 +1,7 @@
 import os
+import socket
 import stat
+import threading
 
 import pytest
 
@@ -37,6 +39,33 @@ def test_a_planted_link_is_replaced_and_not_followed(tmp_path):
     """The name of the temporary file can be guessed; whoever links it elsewhere changes no other file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f".file.{os.getpid()}").symlink_to(victim)
+    (tmp_path / f".file.{socket.gethostname()}.{os.getpid()}").symlink_to(victim)
     replace_file(tmp_path / "file", b"new")
     assert (victim.read_text(), (tmp_path / "file").read_bytes()) == ("precious", b"new")
+
+
+def by_another_thread(path, monkeypatch):
+    other = threading.Thread(target=replace_file, args=(path, b"other"))
+    other.start()
+    other.join()
+
+
+def by_another_host(path, monkeypatch):
+    """A process with the same number, on a host with another name."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        replace_file(path, b"other")
+
+
+@pytest.mark.parametrize("replaced", [by_another_thread, by_another_host])
+def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path, monkeypatch, replaced):
+    """While one writes, another one replaces the file; the content is whole each time, and the last one wins."""
+    path = tmp_path / "file"
+    seen = []
+
+    def replace_meanwhile(_):
+        replaced(path, monkeypatch)
+        seen.append(path.read_bytes())
+
+    replace_file(path, b"one", before_content=replace_meanwhile)
+    assert (seen, path.read_bytes(), list(tmp_path.iterdir())) == ([b"other"], b"one", [path])

@@ -1,10 +1,13 @@
 """The file of metrics of a daemon on a fake Slurm."""
 
+import errno
 from contextlib import closing
 
 import pytest
+from structlog.testing import capture_logs
 
 from metasched.core.model import Placement
+from metasched.daemon import metrics_publisher
 from metasched.daemon.metrics_publisher import FILE_NAME
 from metasched.metrics.exposition import MAX_SERIES
 from metasched.slurm.client import JobState
@@ -29,6 +32,14 @@ def metrics(site):
 
 def total(site, start):
     return sum(value for name, value in metrics(site).items() if name.startswith(start))
+
+
+def test_what_has_not_happened_yet_is_0(site):
+    """Prometheus counts no growth to a series' first value: without the zero it would not see the first ends."""
+    site.run(5)
+    found = metrics(site)
+    assert all(found[f'metasched_runs_ended_total{{cause="{cause}"}}'] == 0 for cause in EndCause)
+    assert (found['metasched_jobs{state="running"}'], found['metasched_jobs{state="held"}']) == (0, 0)
 
 
 def test_the_metrics_follow_the_jobs_and_survive_a_restart(site):
@@ -110,6 +121,26 @@ def test_an_outage_of_slurm_shows_at_once(site, monkeypatch):
         assert metrics(site)["metasched_slurm_reachable"] == 0
     site.run(15)
     assert metrics(site)["metasched_slurm_reachable"] == 1
+
+
+def test_a_full_disk_is_a_log_line_and_no_more(site, monkeypatch):
+    """The old file stays whole, scheduling goes on, and the metrics are written again once there is room."""
+    site.run(6)
+    before = metrics(site)
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(metrics_publisher, "replace_file", full)
+        job = site.add("--gres=gpu:4", seconds=600)
+        site.run(20)
+        assert site.state(job) is JobState.RUNNING
+    assert metrics(site) == before
+    (line,) = [line for line in logs if line["event"] == "metrics_not_published"]
+    assert (line["error"], line["log_level"]) == ("No space left on device", "warning")
+    site.run(6)
+    assert metrics(site)['metasched_jobs{state="running"}'] == 1
 
 
 def test_private_data_and_the_configuration(tmp_path, monkeypatch):

@@ -448,7 +448,7 @@ HOOK = '[[notify]]\nname = "a"\nwebhook = "https://example.org/x"\n'
         (HOOK.replace("https", "file"), "must be http://"),
         (HOOK + 'allow_networks = ["10.0.0.1/8"]', "has host bits set"),
         (HOOK + 'headers = { A = "b\\r\\nHost: evil" }', "printable ASCII"),
-        (HOOK + "digest = 3", "no such key"),
+        (HOOK + "digest_second = 3", r"no such key; did you mean 'digest_seconds'\?$"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path, text, said):
@@ -457,6 +457,17 @@ def test_a_wrong_file_is_explained(tmp_path, text, said):
     with pytest.raises(RulesError, match=said) as caught:
         load_rules(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["digest_seconds = 'soon'", "slack = 'x'", "per_user = true", "nothing = 1"])
+def test_a_wrong_file_tells_no_secret(tmp_path, wrong):
+    """The message, which reaches the journal, has no values of the file's, such as addresses with tokens."""
+    path = tmp_path / "notify.toml"
+    path.write_text(HOOK.replace("org/x", "org/token") + wrong)
+    with pytest.raises(RulesError) as caught:
+        load_rules(path)
+    assert "token" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_the_command_checks_the_file_and_sends_a_test(tmp_path, receiver):

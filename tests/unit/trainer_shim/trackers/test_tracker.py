@@ -3,6 +3,7 @@
 import importlib
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -167,3 +168,19 @@ def test_the_status_of_an_mlflow_run(outcome, status, monkeypatch):
     del sys.modules[module.LIBRARIES["mlflow"]]  # later tests do not find the module with these stubs
     mlflow_run.open_run("metasched-1", {}).close(outcome)
     assert client.status == status
+
+
+@pytest.mark.parametrize(
+    ("outcome", "preempting", "code"),
+    [("stopped", 1, 1), ("superseded", 0, 0), ("finished", 0, 0), ("failed", 0, 1)],
+)
+def test_the_end_of_a_wandb_run(outcome, preempting, code, monkeypatch):
+    """Only a stopped run waits for its next trainer; a superseded one neither waits nor has failed."""
+    run = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    monkeypatch.delitem(sys.modules, module.LIBRARIES["wandb"], raising=False)
+    wandb_run = importlib.import_module(module.LIBRARIES["wandb"])
+    del sys.modules[module.LIBRARIES["wandb"]]  # later tests do not find the module with this stub
+    wandb_run.open_run("metasched-1", {}).close(outcome)
+    assert run.mark_preempting.call_count == preempting
+    run.finish.assert_called_once_with(exit_code=code)
