@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 # A name that is not a number alone, which would be a count.
 _TYPE = r"[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*|\(null\)"
@@ -16,7 +17,8 @@ _MAX_TASK = 4_000_000  # the highest task number that MaxArraySize allows
 _MAX_TASKS = 100_000  # in one expression
 _ADDRESS = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}", re.ASCII)
-_COMMAS = re.compile(r",(?![^(]*\))")
+_ITEM = re.compile(r"(?:[^,(]|\([^()]*\)|\()+")  # commas inside brackets do not separate items
+_MAX_ITEM = 1000  # characters
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/]+)=(\S*)")
 
 
@@ -68,17 +70,20 @@ def gpu_indices(text: str) -> tuple[int, ...]:
     Later releases print shards as held and total for each GPU: ``shard:1(0/2,1/2)``.
 
     Raises:
-        ValueError: the indices are no numbers.
+        ValueError: the indices are no numbers, or an item is longer than 1,000 characters.
     """
-    found = {index for match in _INDICES.finditer(text) for index in array_tasks(match["indices"])}
-    for match in _PARTS.finditer(text):
-        found.update(gpu for gpu, part in enumerate(match["parts"].split(",")) if not part.startswith("0/"))
+    found: set[int] = set()
+    for item in _items(text):
+        if match := _INDICES.search(item):
+            found.update(array_tasks(match["indices"]))
+        if match := _PARTS.search(item):
+            found.update(gpu for gpu, part in enumerate(match["parts"].split(",")) if not part.startswith("0/"))
     return tuple(sorted(found))
 
 
 def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for item in _COMMAS.split(text):
+    for item in _items(text):
         if not re.match(rf"(gres[:/])?{what}([:=/(]|$)", item):
             continue
         match = pattern.fullmatch(item)
@@ -89,6 +94,14 @@ def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
     if len(counts) > 1:
         counts.pop("", None)
     return counts
+
+
+def _items(text: str) -> Iterator[str]:
+    """The items of a list that commas separate, in a time proportional to the text's length."""
+    for match in _ITEM.finditer(text):
+        if len(item := match[0]) > _MAX_ITEM:
+            raise ValueError(f"{item[:60]!r}... has more than {_MAX_ITEM} characters")
+        yield item
 
 
 def array_tasks(text: str) -> list[int]:

@@ -1,5 +1,7 @@
 """Host lists, GRES, array expressions, job ids and node names."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,3 +135,17 @@ def test_slurm_job_ids_are_recognised(text, good):
 def test_node_names_are_recognised(text, good):
     """The text is one node's name, and no option."""
     assert field_parsers.is_node_name(text) is good
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("read", [field_parsers.gpus, field_parsers.shards, field_parsers.gpu_indices])
+@pytest.mark.parametrize("repeated", [",", "(", "(a,", "),", "gpu", "9a", "gpu:v100:2,", "shard(0/1,"])
+def test_the_time_of_a_gres_text_grows_with_its_length(read, repeated):
+    """A text of a megabyte is read or refused within the test's limit; a time that grew by the square took hours."""
+    with suppress(ValueError):
+        read("gres:gpu:" + repeated * (1_000_000 // len(repeated)))
+
+
+def test_an_overlong_gpu_request_is_refused():
+    with pytest.raises(ValueError, match="more than 1000 characters"):
+        field_parsers.gpus("gpu:" + "v" * 2000)
