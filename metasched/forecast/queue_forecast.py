@@ -165,7 +165,7 @@ def assumptions(situation: Situation, effort: Effort, samples: int, left_out: in
     days = f"{span / DAY:.1f} days" if span >= DAY else f"{span / 3600:.1f} hours"
     work = (
         "Jobs without declared work take as long as the others of their burst, else as earlier jobs of their user and "
-        "name, else of their user, else of all users."
+        "name, else of their user and number of GPUs, else of their user, else of all users."
     )
     goes_on = (
         f"Policy {situation.policy.name} goes on as configured; {samples} simulations from round "

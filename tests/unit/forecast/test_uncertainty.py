@@ -65,6 +65,20 @@ def test_the_next_job_may_be_unlike_all_earlier_ones():
     assert 0.05 < share(draws(job, earlier(10.0, 10.0, 10.0)), 100.0) < share(draws(job, earlier(10.0)), 100.0) < 0.9
 
 
+def test_jobs_of_the_same_size_come_before_those_of_other_sizes():
+    """Where a user's jobs on 8 GPUs took 1,000 times as long as those on one, so does the next one."""
+    sizes = [1] * 9 + [8] * 9
+    jobs = [
+        EarlierJob(
+            builders.job(f"s{n}", submitted=3600.0 * n, user="ann", gpus=gpus), 1000.0 ** (gpus == 8), ended=True
+        )
+        for n, gpus in enumerate(sizes)
+    ]
+    known = EarlierJobs(jobs, 0.0, 3600.0 * len(jobs))
+    assert share(draws(builders.job(user="ann", gpus=8), known), 500.0) > 0.8
+    assert share(draws(builders.job(user="ann", gpus=1), known), 0.0, 2.0) > 0.8
+
+
 def burst(*seconds, ended=True, at=0.0):
     """Jobs of one user that were submitted together."""
     return [
