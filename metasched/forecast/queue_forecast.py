@@ -269,9 +269,9 @@ def _range(instants: Sequence[float], calibration: Calibration, at: float) -> In
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
     """Return a quantile by linear interpolation; infinite where it lies above a finite and below an infinite value.
 
-    The k-th of n values is the quantile k / (n + 1), as a further value of the same distribution lies below it with that
-    probability: of ten values, ranges between numpy's quantiles of 10 % and 90 % hold 65 % of further ones. numpy has
-    NaN next to infinite values.
+    The k-th of n values is the quantile k / (n + 1), the probability that a further value of the same distribution lies
+    below it: of ten values, numpy's quantiles of 10 % and 90 % lie around 65 % of further ones. numpy has NaN next to
+    infinite values.
     """
     rank = min(max(fraction * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]

@@ -153,7 +153,8 @@ def test_latest_forecasts_of_an_earlier_version_do_not_count_as_halfway(path):
         schema.migrations.apply(Database(connection), stop_before="0026_halfway_forecasts")
         connection.execute(
             "INSERT INTO jobs (uid, slurm_job_id, name, user, submitted, partition, requirements, status, run, "
-            "preemptions, attained, ran_seconds) VALUES (?, '12', 'train', 'ann', 1, '', '{}', 'queued', 1, 0, '{}', 0)",
+            "preemptions, attained, ran_seconds) "
+            "VALUES (?, '12', 'train', 'ann', 1, '', '{}', 'queued', 1, 0, '{}', 0)",
             [UID],
         )
         for latest in (0, 1):
