@@ -45,7 +45,9 @@ LEAST_COVERED, MOST_COVERED = 0.7, 0.9
 WARM_UP = 0.4
 HOUR = 3600.0
 ASSUMED_SECONDS = 4 * HOUR
-LOAD, MOST_JOB_GPUS, NODES = 0.7, 8, 4
+MOST_JOB_GPUS, NODES = 8, 4
+FORECASTS = 60
+"""Forecasts until the last arrival of a trace, at most."""
 LEAST_OUTCOMES = 20
 """A share of fewer outcomes than this number is printed, and is no target."""
 
@@ -274,28 +276,30 @@ def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
     return starts, ends, len(moments), (time.process_time() - begun) / max(len(moments), 1)
 
 
-def traced(data: Path, file: str, jobs: int, forecasts: int, round_seconds: float = 360.0) -> Case:
-    """The first jobs of a trace of Microsoft's clusters (elasticflow-traces) that fit.
+def traced(data: Path, file: str, jobs: int, load: float, round_seconds: float = 360.0) -> Case:
+    """Each n-th job that fits, of a trace of Microsoft's clusters (elasticflow-traces).
 
-    Arrivals are scaled so that the jobs ask for ``LOAD`` of the cluster's GPU time until the last arrival.
+    The jobs are from the whole trace, because few bursts are few observations, whatever the number of their jobs is.
+    Arrivals are scaled so that the jobs ask for ``load`` of the cluster's GPU time until the last arrival.
 
     Args:
         data: the directory of traces.
         file: name of the trace.
         jobs: most jobs.
-        forecasts: forecasts until the last arrival, at most.
+        load: of the cluster, 1 for all of its GPU time.
         round_seconds: the length of a round.
     """
     whole = sorted(read_microsoft(data / "microsoft" / f"{file}.csv").submissions, key=lambda one: one.job.submitted)
-    ordered = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS][:jobs]
+    fitting = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS]
+    ordered = fitting[:: max(len(fitting) // jobs, 1)][:jobs]
     first = ordered[0].job.submitted
     span = ordered[-1].job.submitted - first
-    scale = sum(one.training.total * one.job.gpus for one in ordered) / (LOAD * 8 * NODES) / span
+    scale = sum(one.training.total * one.job.gpus for one in ordered) / (load * 8 * NODES) / span
     scaled = [
         replace(one, declared=False, job=one.job.evolve(submitted=(one.job.submitted - first) * scale))
         for one in ordered
     ]
-    every = max(span * scale / forecasts, 600.0)
+    every = max(span * scale / FORECASTS, 600.0)
     workload = Workload(file, tuple(scaled))
     return Case(f"{file}, fifo", workload, cluster(NODES, 8), Fifo(), every, round_seconds)
 
@@ -341,8 +345,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
     cases: dict[str, Callable[[Path, int | None], Case]] = {
-        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs or 240, 80),
-        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs or 400, 60, 1800.0),
+        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs or 240, 0.7),
+        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs or 400, 0.9, 1800.0),
         "generated": lambda _, jobs: generated(jobs or 240),
         "demo": lambda _, jobs: demo_like(jobs or 240),
     }

@@ -162,9 +162,13 @@ class DrawnDurations:
         members = self._earlier.bursts[burst]
         shared = self._shared.get(burst)
         if shared is None:
-            ended = [one.seconds for one in members if one.ended and one.seconds > 0]
+            known = Durations((one, 1.0) for one in members)  # the first ones to end are its shortest ones
             longest = max(one.seconds for one in members)
-            shared = self._rng.choice(ended) if ended else self._unlike_its_burst(job, longest, assumed_left)
+            shared = (
+                known.drawn_beyond(0.0, self._rng)
+                if known.ended
+                else self._unlike_its_burst(job, longest, assumed_left)
+            )
             self._shared[burst] = shared
         return shared * math.exp(self._rng.gauss(0.0, ALIKE_ERROR))
 

@@ -127,6 +127,17 @@ def test_jobs_of_a_burst_take_as_long_as_those_that_have_ended():
     assert share(draws(job.job, EarlierJobs([*past, *members, job], 0.0, 9e4)), 350.0, 700.0) > 0.8
 
 
+def test_the_first_jobs_of_a_burst_to_end_are_its_shortest():
+    """Where one of nine jobs has ended and the others go on, a waiting one takes longer than the one that has ended."""
+    past = [one for n in range(5) for one in burst(*[100.0] * 4, at=9000.0 * n)]
+    ended = burst(500.0, at=9e4)
+    live = [
+        EarlierJob(builders.job(f"live{n}", submitted=9e4 + n, user="ann"), 2000.0, ended=False) for n in range(1, 9)
+    ]
+    job = EarlierJob(builders.job("next", submitted=9e4 + 9, user="ann"), 0.0, ended=False)
+    assert share(draws(job.job, EarlierJobs([*past, *ended, *live, job], 0.0, 9.3e4)), 1500.0) > 0.7
+
+
 def test_declared_work_varies_by_the_error_of_speeds():
     """Policies see the declared steps, whatever work is drawn."""
     job = builders.job(left=1000.0)
