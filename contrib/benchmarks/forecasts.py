@@ -4,9 +4,11 @@
 
 A trace is simulated; that simulation is the truth. At intervals the queue is forecast from the round's snapshot, with
 what a daemon would know then: jobs of traces do not declare their work, and durations are known of ended jobs alone.
-Ranges are calibrated with the outcomes known by then, as the daemon does. Of each job the first and the latest forecast
-count, of the first two fifths of the jobs none. "width" is the median width of the ranges, of the median time from the
-forecast to the truth: a range may hold the truth by being wide.
+Ranges are calibrated with the outcomes known by then, as the daemon does. Of each job the first forecast counts, and
+the one halfway to the first one's median, as the daemon keeps them; of the first two fifths of the jobs none. "all" is
+the share of all forecasts that held the truth, those in between as well. "width" is the median width of the ranges, of
+the median time from the forecast to the truth, and "width / time" the median of their ratio: a range may hold the truth
+by being wide.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ LEAST_COVERED, MOST_COVERED = 0.7, 0.9
 WARM_UP = 0.4
 HOUR = 3600.0
 ASSUMED_SECONDS = 4 * HOUR
-LOAD, MOST_JOB_GPUS, NODES = 0.7, 8, 4
+MOST_JOB_GPUS, NODES = 8, 4
+FORECASTS = 60
+"""Forecasts until the last arrival of a trace, at most."""
 LEAST_OUTCOMES = 20
 """A share of fewer outcomes than this number is printed, and is no target."""
 
@@ -98,6 +102,16 @@ class Tally:
         else:
             self.late += 1
 
+    def __add__(self, other: Tally) -> Tally:
+        """The outcomes of both."""
+        return Tally(
+            self.held + other.held,
+            self.early + other.early,
+            self.late + other.late,
+            self.widths + other.widths,
+            self.ahead + other.ahead,
+        )
+
     @property
     def count(self) -> int:
         """The number of outcomes."""
@@ -114,6 +128,12 @@ class Tally:
         return " of ".join(f"{each:.{0 if each >= 10 else 1}f}" for each in minutes)  # noqa: PLR2004  two digits
 
     @property
+    def ratio(self) -> float | None:
+        """The median ratio of a range's width to the time from the forecast to the truth; None without outcomes."""
+        ratios = [width / max(ahead, 1.0) for width, ahead in zip(self.widths, self.ahead, strict=True)]
+        return median(ratios) if ratios else None
+
+    @property
     def share(self) -> float | None:
         """The share of outcomes inside their ranges; None without outcomes."""
         return self.held / self.count if self.count else None
@@ -125,35 +145,42 @@ class Kind:
 
     calibration: Calibration = field(default_factory=Calibration)
     first: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
-    latest: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
+    halfway: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
     firsts: Tally = field(default_factory=Tally)
-    latests: Tally = field(default_factory=Tally)
+    halves: Tally = field(default_factory=Tally)
+    every: Tally = field(default_factory=Tally)
+    _known: set[tuple[str, bool]] = field(default_factory=set)
 
     @property
     def both(self) -> Tally:
-        """The outcomes of first and latest forecasts together."""
-        one, other = self.firsts, self.latests
-        return Tally(one.held + other.held, one.early + other.early, one.late + other.late)
+        """The outcomes of first forecasts and of those halfway together."""
+        return self.firsts + self.halves
 
-    def add(self, uid: str, at: float, found: InstantRange | None) -> None:
-        """Keep a forecast, if it is the job's first, and as its latest."""
-        if found is not None:
-            if uid in self.first:
-                self.latest[uid] = at, found
-            else:
-                self.first[uid] = at, found
+    def add(self, uid: str, at: float, found: InstantRange) -> None:
+        """Keep a forecast, if it is the job's first, or the one halfway to the median of an open first one."""
+        if (uid, False) not in self._known:
+            self.first[uid] = at, found
+            self._known.add((uid, False))
+        elif uid in self.first and (uid, True) not in self._known:
+            begun, first = self.first[uid]
+            if at >= (begun + first.median) / 2:
+                self.halfway[uid] = at, found
+                self._known.add((uid, True))
 
     def resolve(self, now: float, truth: Callable[[str, float], float | None], counted: Callable[[str], bool]) -> None:
         """Compare the forecasts whose truth is known by now, and learn from them."""
-        for held, tally in ((self.first, self.firsts), (self.latest, self.latests)):
-            came = [(instant, uid) for uid, (at, _) in held.items() if (instant := truth(uid, at)) is not None]
-            for instant, uid in sorted(came):
+        outcomes = []
+        for held, tally in ((self.first, self.firsts), (self.halfway, self.halves)):
+            came = {uid: instant for uid, (at, _) in held.items() if (instant := truth(uid, at)) is not None}
+            for uid, instant in came.items():
                 if instant > now:
                     continue
                 at, found = held.pop(uid)
-                self.calibration = self.calibration.learned(found, instant)
+                outcomes.append((found, instant))
                 if counted(uid):
                     tally.add(at, found, instant)
+        if outcomes:
+            self.calibration = self.calibration.learned(outcomes)
 
 
 def cluster(nodes: int, gpus: int, gpu_type: str = "v100") -> tuple[Node, ...]:
@@ -239,34 +266,42 @@ def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
         )
         assert found is not None  # noqa: S101  nothing limits its time
         for one in found.jobs:
-            starts.add(one.uid, now, one.start)
-            ends.add(one.uid, now, one.end)
+            for kind, instant, truth in ((starts, one.start, started), (ends, one.end, ended)):
+                if instant is None:
+                    continue
+                kind.add(one.uid, now, instant)
+                came = truth(one.uid, now)
+                if came is not None and one.uid not in warm:
+                    kind.every.add(now, instant, came)
     return starts, ends, len(moments), (time.process_time() - begun) / max(len(moments), 1)
 
 
-def traced(data: Path, file: str, jobs: int, policy: Policy, forecasts: int) -> Case:
-    """The first jobs of a trace of Microsoft's clusters (elasticflow-traces) that fit.
+def traced(data: Path, file: str, jobs: int, load: float, round_seconds: float = 360.0) -> Case:
+    """Each n-th job that fits, of a trace of Microsoft's clusters (elasticflow-traces).
 
-    Arrivals are scaled so that the jobs ask for ``LOAD`` of the cluster's GPU time until the last arrival.
+    The jobs are from the whole trace, because few bursts are few observations, whatever the number of their jobs is.
+    Arrivals are scaled so that the jobs ask for ``load`` of the cluster's GPU time until the last arrival.
 
     Args:
         data: the directory of traces.
         file: name of the trace.
         jobs: most jobs.
-        policy: of the cluster.
-        forecasts: forecasts until the last arrival, at most.
+        load: of the cluster, 1 for all of its GPU time.
+        round_seconds: the length of a round.
     """
     whole = sorted(read_microsoft(data / "microsoft" / f"{file}.csv").submissions, key=lambda one: one.job.submitted)
-    ordered = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS][:jobs]
+    fitting = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS]
+    ordered = fitting[:: max(len(fitting) // jobs, 1)][:jobs]
     first = ordered[0].job.submitted
     span = ordered[-1].job.submitted - first
-    scale = sum(one.training.total * one.job.gpus for one in ordered) / (LOAD * 8 * NODES) / span
+    scale = sum(one.training.total * one.job.gpus for one in ordered) / (load * 8 * NODES) / span
     scaled = [
         replace(one, declared=False, job=one.job.evolve(submitted=(one.job.submitted - first) * scale))
         for one in ordered
     ]
-    name = f"{file}, {policy.name}"
-    return Case(name, Workload(file, tuple(scaled)), cluster(NODES, 8), policy, max(span * scale / forecasts, 600.0))
+    every = max(span * scale / FORECASTS, 600.0)
+    workload = Workload(file, tuple(scaled))
+    return Case(f"{file}, fifo", workload, cluster(NODES, 8), Fifo(), every, round_seconds)
 
 
 def generated(jobs: int) -> Case:
@@ -309,17 +344,20 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a share misses its target."""
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
-    cases: dict[str, Callable[[Path, int], Case]] = {
-        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs, Fifo(), 80),
-        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs, Las(), 25),
-        "generated": lambda _, jobs: generated(jobs),
-        "demo": lambda _, jobs: demo_like(jobs),
+    cases: dict[str, Callable[[Path, int | None], Case]] = {
+        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs or 240, 0.7),
+        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs or 400, 0.9, 1800.0),
+        "generated": lambda _, jobs: generated(jobs or 240),
+        "demo": lambda _, jobs: demo_like(jobs or 240),
     }
     parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases), help="the rows to measure")
-    parser.add_argument("--jobs", type=common.positive, default=400, help="jobs of each case (default 400)")
-    parser.add_argument("--samples", type=common.positive, default=20, help="simulations of a forecast (default 20)")
+    parser.add_argument("--jobs", type=common.positive, help="jobs of each case (default 400 of cluster02, else 240)")
+    parser.add_argument("--samples", type=common.positive, default=10, help="simulations of a forecast (default 10)")
     options = parser.parse_args(given)
-    columns = "held / outcomes", "first ones", "width, min", "latest ones", "width, min", "early, late"
+    columns = (
+        *("held / outcomes", "width / time", "first ones", "width, min", "halfway", "width, min"),
+        *("early, late", "all"),
+    )
     print(f"| case | forecasts | CPU s each | of | {' | '.join(columns)} |")
     print("|---" * (4 + len(columns)) + "|")
     missed, rows = [], {}
@@ -328,12 +366,14 @@ def main(given: Sequence[str] | None = None) -> int:
         starts, ends, forecasts, seconds = measure(case, options.samples)
         for what, kind in (("starts", starts), ("ends", ends)):
             both, share = kind.both, kind.both.share
-            rows[f"{name} {what}"] = {"share": share, "outcomes": both.count, "width": kind.firsts.width}
+            known = {"share": share, "outcomes": both.count, "width_ratio": both.ratio, "all": kind.every.share}
+            rows[f"{name} {what}"] = known
             if share is not None and both.count >= LEAST_OUTCOMES and not LEAST_COVERED <= share <= MOST_COVERED:
                 missed.append(f"{case.name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}")
-            cells = " | ".join([str(both), *(f"{each} | {each.width}" for each in (kind.firsts, kind.latests))])
+            ratio = "" if both.ratio is None else f"{both.ratio:.1f}"
+            cells = " | ".join([str(both), ratio, *(f"{each} | {each.width}" for each in (kind.firsts, kind.halves))])
             print(f"| {case.name} | {forecasts} | {seconds:.1f} | {what}", end=" | ")
-            print(f"{cells} | {both.early}, {both.late} |", flush=True)
+            print(f"{cells} | {both.early}, {both.late} | {kind.every} |", flush=True)
     print("\n".join(["", *(f"missed: {each}" for each in missed)]))
     common.finish(rows, as_json=options.json)
     return 1 if missed else 0

@@ -34,15 +34,15 @@ _KINDS = (("start", "starts"), ("end", "ends"))
 def command(command_paths: CommandPaths, *, days: float, state: Path | None, as_json: bool) -> None:
     """Compare the forecasts of jobs' starts and ends with what came: how many 80 % ranges held the true instant.
 
-    Of each job the first forecast and the latest one count. The forecasts of live jobs are shown by `metasched status`
-    and `metasched explain`.
+    Of each job the first forecast counts, and the one halfway to the first one's median. The forecasts of live jobs are
+    shown by `metasched status` and `metasched explain`.
     """
     now = time.time()
     with Store.open(command_paths.state(state) / DATABASE, read_only=True) as store:
         found = store.forecast_outcomes(now - days * _DAY)
         factors = {kind: store.forecast_calibration(kind) for kind, _ in _KINDS}
     summary = {
-        kind: {which: coverage(_of(found, kind, latest=which == "latest")) for which in ("first", "latest")}
+        kind: {which: coverage(_of(found, kind, halfway=which == "halfway")) for which in ("first", "halfway")}
         for kind, _ in _KINDS
     }
     if as_json:
@@ -83,5 +83,5 @@ def coverage(found: Sequence[ForecastRecord]) -> dict[str, Any]:
     }
 
 
-def _of(found: Sequence[ForecastRecord], kind: str, *, latest: bool) -> list[ForecastRecord]:
-    return [one for one in found if one.kind == kind and one.latest is latest]
+def _of(found: Sequence[ForecastRecord], kind: str, *, halfway: bool) -> list[ForecastRecord]:
+    return [one for one in found if one.kind == kind and one.halfway is halfway]

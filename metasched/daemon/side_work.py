@@ -15,7 +15,6 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.errors import MetaschedError
 from metasched.daemon.side_process import SideProcess
-from metasched.forecast.calibration import Calibration
 from metasched.forecast.records import InstantRange, JobForecast, QueueForecast
 from metasched.forecast.result_file import FORECASTS_FILE, decode_result
 from metasched.forecast.round_follower import Task
@@ -147,14 +146,14 @@ class SideWork:
 
     def _learn(self) -> None:
         """Compare open forecasts with what came, and learn the widths of later ranges."""
-        found: dict[str, Calibration] = {}
+        found: dict[str, list[tuple[InstantRange, float]]] = {}
         with self._store.transaction():
             for record in self._store.resolve_forecasts():
                 if record.truth is not None:
-                    known = found.get(record.kind) or calibration_of(self._store, record.kind)
                     instant = InstantRange(record.low, record.median, record.high)
-                    found[record.kind] = known.learned(instant, record.truth)
-            for kind, one in found.items():
+                    found.setdefault(record.kind, []).append((instant, record.truth))
+            for kind, outcomes in found.items():
+                one = calibration_of(self._store, kind).learned(outcomes)
                 self._store.set_forecast_calibration(kind, one.below, one.above, one.outcomes)
 
     def _take_shadows(self, content: bytes | None) -> None:

@@ -2,17 +2,19 @@
 
 The two ends of a range are tracked apart, each for its own share of misses, by the stochastic approximation of a
 quantile (Robbins and Monro, 1951), as adaptive conformal inference applies it to forecasts (Gibbs and Candes, NeurIPS
-2021, section 2): a miss widens the range by much, and a hit narrows it by little. Pure.
+2021, section 2): a miss widens the range by much, and a hit narrows it by little. Outcomes that become known together
+mostly are those of one burst, or of one delay of the queue, and hold or miss together: they make one step. Pure.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.forecast.records import HIGH, LOW, InstantRange
 
-FIRST_STEP, LEAST_STEP = 0.5, 0.04
+FIRST_STEP, LEAST_STEP = 0.3, 0.04
 """The step of a factor's logarithm at the first outcome, and the least one, which later outcomes approach."""
 LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0
 LEAST_SECONDS = 5.0
@@ -35,20 +37,21 @@ class Calibration:
     above: float = 1.0
     outcomes: int = 0
 
-    def learned(self, found: InstantRange, truth: float) -> Calibration:
-        """Return the calibration after one more outcome.
+    def learned(self, outcomes: Sequence[tuple[InstantRange, float]]) -> Calibration:
+        """Return the calibration after outcomes that became known together.
 
         Args:
-            found: the calibrated range that was forecast.
-            truth: the instant that came.
+            outcomes: calibrated ranges that were forecast, each with the instant that came; at least one.
         """
         step = max(LEAST_STEP, FIRST_STEP / math.sqrt(1 + self.outcomes))
-        early, late = truth < found.low, found.high is not None and truth > found.high
+        count = len(outcomes)
+        early = sum(truth < found.low for found, truth in outcomes) / count
+        late = sum(found.high is not None and truth > found.high for found, truth in outcomes) / count
         return replace(
             self,
             below=_bounded(self.below * math.exp(step * (early - LOW))),
             above=_bounded(self.above * math.exp(step * (late - (1.0 - HIGH)))),
-            outcomes=self.outcomes + 1,
+            outcomes=self.outcomes + count,
         )
 
     def applied(self, found: InstantRange, at: float) -> InstantRange:

@@ -97,7 +97,7 @@ class EarlierJobs:
     resemblance: float = field(init=False)
     burst_of: Mapping[str, int] = field(init=False, repr=False)
     bursts: Sequence[Sequence[EarlierJob]] = field(init=False, repr=False)
-    _groups: Mapping[tuple[str, ...], Durations] = field(init=False, repr=False)
+    _groups: Mapping[tuple[str | int, ...], Durations] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         bursts = bursts_of(self.jobs)
@@ -105,7 +105,7 @@ class EarlierJobs:
         object.__setattr__(self, "bursts", bursts)
         object.__setattr__(self, "burst_of", burst_of)
         object.__setattr__(self, "resemblance", _resemblance(bursts))
-        groups: dict[tuple[str, ...], list[tuple[EarlierJob, int]]] = {}
+        groups: dict[tuple[str | int, ...], list[tuple[EarlierJob, int]]] = {}
         for one in self.jobs:
             for key in _levels(one.job):
                 groups.setdefault(key, []).append((one, burst_of[one.job.uid]))
@@ -114,7 +114,8 @@ class EarlierJobs:
     def drawn(self, job: Job, beyond: float, rng: random.Random) -> float | None:
         """Return a drawn duration of a job that lasts longer than ``beyond``; None for one unlike all earlier jobs.
 
-        The draw is from the jobs of the same user and name, else of the same user, else of all. Where a level adds n
+        The draw is from the jobs of the same user and name, else of the same user and number of GPUs, else of the same
+        user, else of all. Where a level adds n
         bursts that have ended to those of the level before, the draw leaves it with a probability of 1 / (n + 1): the
         next burst may be unlike all of them.
         """
@@ -123,7 +124,7 @@ class EarlierJobs:
             known = self._groups.get(key)
             if known is not None:
                 count = max(known.ended - refused, 0.0)
-                if rng.random() * (count + 1.0) < count:
+                if count > 0.0 and rng.random() * (count + 1.0) < count:
                     return known.drawn_beyond(beyond, rng)
                 refused = max(known.ended, refused)
         return None
@@ -161,9 +162,13 @@ class DrawnDurations:
         members = self._earlier.bursts[burst]
         shared = self._shared.get(burst)
         if shared is None:
-            ended = [one.seconds for one in members if one.ended and one.seconds > 0]
+            known = Durations((one, 1.0) for one in members)  # the first ones to end are its shortest ones
             longest = max(one.seconds for one in members)
-            shared = self._rng.choice(ended) if ended else self._unlike_its_burst(job, longest, assumed_left)
+            shared = (
+                known.drawn_beyond(0.0, self._rng)
+                if known.ended
+                else self._unlike_its_burst(job, longest, assumed_left)
+            )
             self._shared[burst] = shared
         return shared * math.exp(self._rng.gauss(0.0, ALIKE_ERROR))
 
@@ -186,9 +191,9 @@ def bursts_of(jobs: Sequence[EarlierJob]) -> list[list[EarlierJob]]:
     return found
 
 
-def _levels(job: Job) -> tuple[tuple[str, ...], ...]:
+def _levels(job: Job) -> tuple[tuple[str | int, ...], ...]:
     """Return the groups of similar jobs that a job belongs to, the most similar ones first."""
-    return (job.user, job.name), (job.user,), ()
+    return (job.user, job.name), (job.user, job.gpus), (job.user,), ()
 
 
 def _weighted(jobs: Sequence[tuple[EarlierJob, int]]) -> Durations:

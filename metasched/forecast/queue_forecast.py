@@ -165,7 +165,7 @@ def assumptions(situation: Situation, effort: Effort, samples: int, left_out: in
     days = f"{span / DAY:.1f} days" if span >= DAY else f"{span / 3600:.1f} hours"
     work = (
         "Jobs without declared work take as long as the others of their burst, else as earlier jobs of their user and "
-        "name, else of their user, else of all users."
+        "name, else of their user and number of GPUs, else of their user, else of all users."
     )
     goes_on = (
         f"Policy {situation.policy.name} goes on as configured; {samples} simulations from round "
@@ -269,8 +269,10 @@ def _range(instants: Sequence[float], calibration: Calibration, at: float) -> In
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
     """Return a quantile by linear interpolation; infinite where it lies above a finite and below an infinite value.
 
-    numpy has NaN there, and also for a rank that is that of the last finite value.
+    The k-th of n values is the quantile k / (n + 1), the probability that a further value of the same distribution lies
+    below it: of ten values, numpy's quantiles of 10 % and 90 % lie around 65 % of further ones. numpy has NaN next to
+    infinite values.
     """
-    rank = fraction * (len(ordered) - 1)
+    rank = min(max(fraction * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
     return above if math.isinf(above) else below + (above - below) * (rank % 1.0)

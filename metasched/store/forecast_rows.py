@@ -1,4 +1,4 @@
-"""Rows of queue forecasts: the first and the latest range of each job's start and end, and what came."""
+"""Rows of queue forecasts: the first range of each job's start and end, the range halfway, and what came."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from metasched.store.connection import Connection
 from metasched.store.records import ForecastRecord
 
-_COLUMNS = "uid, kind, round, at, low, median, high, latest, truth, closed"
+_COLUMNS = "uid, kind, round, at, low, median, high, halfway, truth, closed"
 _INSERT = (
-    "INSERT OR {} INTO forecasts (uid, kind, latest, round, at, low, median, high) "
-    "SELECT ?, ?, {}, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM jobs WHERE uid = ? AND finished IS NULL)"
+    "INSERT OR IGNORE INTO forecasts (uid, kind, halfway, round, at, low, median, high) "
+    "SELECT ?1, ?2, {}, ?3, ?4, ?5, ?6, ?7 WHERE EXISTS (SELECT 1 FROM {} WHERE uid = ?1 AND {})"
 )
+_FIRST = _INSERT.format(0, "jobs", "finished IS NULL")
+_HALFWAY = _INSERT.format(1, "forecasts", "kind = ?2 AND halfway = 0 AND closed = 0 AND ?4 >= (at + median) / 2")
 _INSTANT = (
     "CASE kind WHEN 'start' THEN (SELECT min(started) FROM runs WHERE runs.uid = forecasts.uid AND started >= at) "
     "WHEN 'end' THEN CASE WHEN end_state = 'COMPLETED' AND end_reason IS NULL THEN finished END END"
@@ -24,15 +26,17 @@ class ForecastRows(Connection):
     """Reads and writes of forecasts. Of each job and kind there are at most two rows."""
 
     def commit_forecasts(self, records: Iterable[ForecastRecord]) -> None:
-        """Insert forecasts of one round: a job's first one stays, its latest one replaces the one before it.
+        """Insert the forecasts of one round that are the first of a job, or the one halfway to the first one's median.
 
-        Forecasts of jobs that the store no longer has, or that have ended, are left out.
+        Both are chosen before what comes is known. Of a job's latest forecast before its end this is not true: the end
+        follows soon, whatever the range was. Forecasts of jobs that the store no longer has, or that have ended, are
+        left out.
         """
         with self.transaction():
             for one in records:
                 values = [one.uid, one.kind, one.round, one.at, one.low, one.median, one.high]
-                if not self._write(_INSERT.format("IGNORE", 0), [*values, one.uid]).rowcount:
-                    self._write(_INSERT.format("REPLACE", 1), [*values, one.uid])
+                if not self._write(_FIRST, values).rowcount:
+                    self._write(_HALFWAY, values)
 
     def resolve_forecasts(self) -> list[ForecastRecord]:
         """Record what came for the open forecasts; returns those whose truth is known now, in the order of truths.
@@ -49,16 +53,16 @@ class ForecastRows(Connection):
                     continue
                 record = replace(_record(tuple(columns)), truth=instant, closed=True)
                 self._write(
-                    "UPDATE forecasts SET truth = ?, closed = 1 WHERE uid = ? AND kind = ? AND latest = ?",
-                    [instant, record.uid, record.kind, int(record.latest)],
+                    "UPDATE forecasts SET truth = ?, closed = 1 WHERE uid = ? AND kind = ? AND halfway = ?",
+                    [instant, record.uid, record.kind, int(record.halfway)],
                 )
                 if instant is not None:
                     found.append(record)
-        return sorted(found, key=lambda one: (one.truth or 0.0, one.uid, one.kind, one.latest))
+        return sorted(found, key=lambda one: (one.truth or 0.0, one.uid, one.kind, one.halfway))
 
     def forecasts(self, uid: str) -> list[ForecastRecord]:
-        """The first and the latest forecasts of a job, starts after ends."""
-        sql = f"SELECT {_COLUMNS} FROM forecasts WHERE uid = ? ORDER BY kind, latest"  # noqa: S608  constants
+        """The first forecasts of a job and those halfway, starts after ends."""
+        sql = f"SELECT {_COLUMNS} FROM forecasts WHERE uid = ? ORDER BY kind, halfway"  # noqa: S608  constants
         return [_record(row) for row in self._rows(sql, [uid])]
 
     def forecast_outcomes(self, since: float) -> list[ForecastRecord]:
@@ -81,5 +85,5 @@ class ForecastRows(Connection):
 
 
 def _record(row: tuple[Any, ...]) -> ForecastRecord:
-    uid, kind, number, at, low, median, high, latest, truth, closed = row
-    return ForecastRecord(uid, kind, number, at, low, median, high, bool(latest), truth, bool(closed))
+    uid, kind, number, at, low, median, high, halfway, truth, closed = row
+    return ForecastRecord(uid, kind, number, at, low, median, high, bool(halfway), truth, bool(closed))

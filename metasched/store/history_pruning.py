@@ -61,7 +61,7 @@ _DETAILS = {
         "at < :before AND at < (SELECT max(at) FROM load WHERE at <= "
         "(SELECT min(coalesce((SELECT min(submitted) FROM jobs WHERE finished IS NULL), 9e99), :before)))",
     ),
-    "forecasts": _deletion("forecasts", "uid, kind, latest", _OF_OLD_JOB),
+    "forecasts": _deletion("forecasts", "uid, kind, halfway", _OF_OLD_JOB),
     "shadows": _deletion("shadows", "round, policy", "at < :before"),
 }
 # Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.

@@ -430,7 +430,8 @@ class ForecastRecord:
         low: the 10th percentile.
         median: the 50th percentile.
         high: the 90th percentile; None where it lay beyond the forecast's horizon.
-        latest: whether it is the job's latest forecast; else it is the first one, which the store has as well.
+        halfway: whether it is the job's first forecast that was made halfway to the median of the first one, or later;
+            else it is the first one.
         truth: the instant that came; None where it has not come, or never will.
         closed: whether nothing will come any more.
     """
@@ -442,7 +443,7 @@ class ForecastRecord:
     low: float
     median: float
     high: float | None
-    latest: bool = False
+    halfway: bool = False
     truth: float | None = None
     closed: bool = False
 

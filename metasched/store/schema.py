@@ -361,6 +361,14 @@ def _gpu_hours(db: Database) -> None:
     )
 
 
+@migrations(name="0026_halfway_forecasts")
+def _halfway_forecasts(db: Database) -> None:
+    """A forecast halfway in place of the latest one; what was learned from latest ones is deleted with them."""
+    db.execute("DELETE FROM forecasts WHERE latest")
+    db.execute("DELETE FROM forecast_calibration")
+    db.execute("ALTER TABLE forecasts RENAME COLUMN latest TO halfway")
+
+
 def needs_migration(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 
 APPLICATION_ID = 0x6D736368  # "msch", in the file's header
-MIGRATIONS = 21
+MIGRATIONS = 22
 """The number of migrations of this version."""
-LATEST = "0025_gpu_hours"
+LATEST = "0026_halfway_forecasts"
 """The name of the latest of them."""
 
 TABLES = (

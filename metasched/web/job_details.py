@@ -42,7 +42,7 @@ class JobPast:
         record: the job.
         runs: the latest runs, in their order.
         decisions: the latest decisions, newest first, as are actions, events and checkpoints.
-        forecasts: the first and the latest forecast of its start and its end, with what came.
+        forecasts: the first forecasts of its start and its end and those halfway, with what came.
         actions: the latest actions; empty where the viewer may not see the job whole, as are all that follow.
         events: the latest events.
         points: reported speeds and losses.
@@ -140,7 +140,7 @@ def read_past(uid: str, view: View, database: DatabaseReader) -> JobPast | None:
                 replace(one, reason=view.jobs.reason(one.reason, record))
                 for one in store.recent_decisions(uid, MOST_DECISIONS)
             ],
-            forecasts=sorted(store.forecasts(uid), key=lambda one: (one.kind != "start", one.latest)),
+            forecasts=sorted(store.forecasts(uid), key=lambda one: (one.kind != "start", one.halfway)),
         )
         return _with_records(past, store, view) if view.viewer.may_see_details(record) else past
 

@@ -9,11 +9,21 @@ from metasched.forecast.records import InstantRange
 def test_misses_widen_the_end_that_missed():
     """A truth after the range moves its upper end away, and a truth inside draws both ends closer."""
     found = InstantRange(90.0, 100.0, 110.0)
-    late = Calibration().learned(found, 120.0)
+    late = Calibration().learned([(found, 120.0)])
     assert late.above > 1.0 > late.below
-    inside = Calibration().learned(found, 100.0)
+    inside = Calibration().learned([(found, 100.0)])
     assert inside.above < 1.0
     assert inside.below < 1.0
+
+
+def test_outcomes_that_come_together_are_one_step():
+    """A hundred jobs of a burst that end late widen the ranges as one job does, and count as a hundred outcomes."""
+    found = InstantRange(90.0, 100.0, 110.0)
+    one, many = (Calibration().learned([(found, 120.0)] * count) for count in (1, 100))
+    assert (many.below, many.above) == (one.below, one.above)
+    assert many.outcomes == 100
+    mixed = Calibration().learned([(found, 120.0), (found, 100.0)])
+    assert 1.0 < mixed.above < one.above
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
@@ -24,7 +34,7 @@ def test_ranges_come_to_hold_80_percent(scale):
         found = known.applied(InstantRange(10_000.0 - 1000 * scale, 10_000.0, 10_000.0 + 1000 * scale), 0.0)
         truth = rng.gauss(10_000.0, 1000.0)
         held.append(found.holds(truth))
-        known = known.learned(found, truth)
+        known = known.learned([(found, truth)])
     assert 0.75 <= sum(held[500:]) / 1000 <= 0.85
 
 

@@ -65,6 +65,20 @@ def test_the_next_job_may_be_unlike_all_earlier_ones():
     assert 0.05 < share(draws(job, earlier(10.0, 10.0, 10.0)), 100.0) < share(draws(job, earlier(10.0)), 100.0) < 0.9
 
 
+def test_jobs_of_the_same_size_come_before_those_of_other_sizes():
+    """Where a user's jobs on 8 GPUs took 1,000 times as long as those on one, so does the next one."""
+    sizes = [1] * 9 + [8] * 9
+    jobs = [
+        EarlierJob(
+            builders.job(f"s{n}", submitted=3600.0 * n, user="ann", gpus=gpus), 1000.0 ** (gpus == 8), ended=True
+        )
+        for n, gpus in enumerate(sizes)
+    ]
+    known = EarlierJobs(jobs, 0.0, 3600.0 * len(jobs))
+    assert share(draws(builders.job(user="ann", gpus=8), known), 500.0) > 0.8
+    assert share(draws(builders.job(user="ann", gpus=1), known), 0.0, 2.0) > 0.8
+
+
 def burst(*seconds, ended=True, at=0.0):
     """Jobs of one user that were submitted together."""
     return [
@@ -111,6 +125,17 @@ def test_jobs_of_a_burst_take_as_long_as_those_that_have_ended():
     members = burst(500.0, 510.0, at=9e4)
     job = EarlierJob(builders.job("next", submitted=9e4 + 5, user="ann"), 0.0, ended=False)
     assert share(draws(job.job, EarlierJobs([*past, *members, job], 0.0, 9e4)), 350.0, 700.0) > 0.8
+
+
+def test_the_first_jobs_of_a_burst_to_end_are_its_shortest():
+    """Where one of nine jobs has ended and the others go on, a waiting one takes longer than the one that has ended."""
+    past = [one for n in range(5) for one in burst(*[100.0] * 4, at=9000.0 * n)]
+    ended = burst(500.0, at=9e4)
+    live = [
+        EarlierJob(builders.job(f"live{n}", submitted=9e4 + n, user="ann"), 2000.0, ended=False) for n in range(1, 9)
+    ]
+    job = EarlierJob(builders.job("next", submitted=9e4 + 9, user="ann"), 0.0, ended=False)
+    assert share(draws(job.job, EarlierJobs([*past, *ended, *live, job], 0.0, 9.3e4)), 1500.0) > 0.7
 
 
 def test_declared_work_varies_by_the_error_of_speeds():

@@ -25,12 +25,21 @@ def ran(store, uid, started, finished, state="COMPLETED"):
         store.finish_job(uid, finished, state, 0)
 
 
-def test_the_first_and_the_latest_forecast_of_a_job_are_kept(store):
-    """A third forecast replaces the second one; jobs that the store does not have are left out."""
-    for number in (1, 2, 3):
-        store.commit_forecasts([forecast("a", "start", number, 10.0 * number), forecast("gone", "start", number, 0.0)])
-    assert [(one.round, one.latest) for one in store.forecasts("a")] == [(1, False), (3, True)]
+def test_the_first_forecast_of_a_job_and_the_one_halfway_are_kept(store):
+    """Halfway from 10 s to the median of 150 s is 80 s; jobs that the store does not have are left out."""
+    for number, at in enumerate((10.0, 79.0, 81.0, 90.0)):
+        store.commit_forecasts([forecast("a", "start", number, at), forecast("gone", "start", number, at)])
+    assert [(one.round, one.halfway) for one in store.forecasts("a")] == [(0, False), (2, True)]
     assert store.table_sizes()["forecasts"] == 2
+
+
+def test_after_what_came_no_forecast_is_halfway(store):
+    """A start after the one that the first forecast meant has no forecasts."""
+    store.commit_forecasts([forecast("a", "start", 1, 10.0)])
+    ran(store, "a", 20.0, None)
+    store.resolve_forecasts()
+    store.commit_forecasts([forecast("a", "start", 2, 100.0)])
+    assert [one.round for one in store.forecasts("a")] == [1]
 
 
 def test_what_came_is_recorded_once(store):

@@ -147,6 +147,29 @@ def test_jobs_that_ended_before_fairness_was_recorded_have_gpu_hours(path):
         assert store.fairness(UID).rho == {}
 
 
+def test_latest_forecasts_of_an_earlier_version_do_not_count_as_halfway(path):
+    """First forecasts are kept; latest ones, and what was learned from them, are not."""
+    with closing(sqlite3.connect(path)) as connection:
+        schema.migrations.apply(Database(connection), stop_before="0026_halfway_forecasts")
+        connection.execute(
+            "INSERT INTO jobs (uid, slurm_job_id, name, user, submitted, partition, requirements, status, run, "
+            "preemptions, attained, ran_seconds) "
+            "VALUES (?, '12', 'train', 'ann', 1, '', '{}', 'queued', 1, 0, '{}', 0)",
+            [UID],
+        )
+        for latest in (0, 1):
+            connection.execute(
+                "INSERT INTO forecasts (uid, kind, latest, round, at, low, median, high) "
+                "VALUES (?, 'end', ?, 1, 100, 200, 300, 400)",
+                [UID, latest],
+            )
+        connection.execute("INSERT INTO forecast_calibration VALUES ('end', 2, 2, 9)")
+        connection.commit()
+    with Store.open(path) as store:
+        assert [one.halfway for one in store.forecasts(UID)] == [False]
+        assert store.forecast_calibration("end") is None
+
+
 def test_a_failed_migration_is_retried_at_the_next_opening(path, monkeypatch):
     """The failure leaves the version before it whole."""
     with Store.open(path) as store:

@@ -2,6 +2,8 @@ import re
 
 import pytest
 
+from metasched.shared_dir.published_status import ForecastStatus
+
 PATHS = ["/", "/queue"]
 JSON = ["/api/v1/cluster", "/api/v1/queue"]
 
@@ -29,6 +31,16 @@ def test_the_queue_page_names_jobs_and_their_reasons(site):
     page = site.client().get("/queue").text
     assert "bert" in page
     assert "needs 8 GPUs; 4 are free" in page
+
+
+def test_the_queue_page_says_why_there_is_no_new_forecast(site):
+    """Expected starts and ends grow old while the process that forecasts them fails."""
+    site.publish()
+    assert "No new forecast" not in site.client().get("/queue").text
+    site.publish(forecast=ForecastStatus(problem="its process has ended (<signal> 9)"))
+    page = site.client().get("/queue").text
+    assert "No new forecast" in page
+    assert "its process has ended (&lt;signal&gt; 9)" in page
 
 
 @pytest.mark.parametrize("path", PATHS)
