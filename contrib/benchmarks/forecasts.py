@@ -1,6 +1,7 @@
 """Whether 80 % ranges of queue forecasts hold the truth, on traces and on the demo's set-up.
 
-    METASCHED_DATA=DIR python -m contrib.benchmarks.forecasts [--cases NAME ...] [--jobs N] [--samples N] [--json]
+    METASCHED_DATA=DIR python -m contrib.benchmarks.forecasts [--cases NAME ...] [--workloads N] [--jobs N]
+                                                              [--samples N] [--json]
 
 A trace is simulated; that simulation is the truth. At intervals the queue is forecast from the round's snapshot, with
 what a daemon would know then: jobs of traces do not declare their work, and durations are known of ended jobs alone.
@@ -9,6 +10,9 @@ the one halfway to the first one's median, as the daemon keeps them; of the firs
 the share of all forecasts that held the truth, those in between as well. "width" is the median width of the ranges, of
 the median time from the forecast to the truth, and "width / time" the median of their ratio: a range may hold the truth
 by being wide.
+
+One delay moves a whole queue, so each row has the outcomes of several workloads (``--workloads``), each of which is
+forecast with a calibration of its own.
 """
 
 from __future__ import annotations
@@ -151,6 +155,12 @@ class Kind:
     every: Tally = field(default_factory=Tally)
     _known: set[tuple[str, bool]] = field(default_factory=set)
 
+    def take_outcomes(self, other: Kind) -> None:
+        """Count the outcomes of another workload, too."""
+        self.firsts += other.firsts
+        self.halves += other.halves
+        self.every += other.every
+
     @property
     def both(self) -> Tally:
         """The outcomes of first forecasts and of those halfway together."""
@@ -227,7 +237,7 @@ def estimate(job: Job, submission: Submission) -> Estimate:
 
 
 def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
-    """Forecast a case; returns starts, ends, the number of forecasts and CPU seconds of one."""
+    """Forecast a case; returns starts, ends, the number of forecasts and their CPU seconds."""
     outcome, moments = truth_of(case)
     of = {one.uid: one for one in outcome.jobs}
     submissions = {one.job.uid: one for one in case.workload.submissions}
@@ -273,25 +283,26 @@ def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
                 came = truth(one.uid, now)
                 if came is not None and one.uid not in warm:
                     kind.every.add(now, instant, came)
-    return starts, ends, len(moments), (time.process_time() - begun) / max(len(moments), 1)
+    return starts, ends, len(moments), time.process_time() - begun
 
 
-def traced(data: Path, file: str, jobs: int, load: float, round_seconds: float = 360.0) -> Case:
+def traced(trace: Path, number: int, jobs: int, load: float, round_seconds: float = 360.0) -> Case:
     """Each n-th job that fits, of a trace of Microsoft's clusters (elasticflow-traces).
 
     The jobs are from the whole trace, because few bursts are few observations, whatever the number of their jobs is.
     Arrivals are scaled so that the jobs ask for ``load`` of the cluster's GPU time until the last arrival.
 
     Args:
-        data: the directory of traces.
-        file: name of the trace.
+        trace: its file.
+        number: of the first job; another number gives other jobs of the same trace.
         jobs: most jobs.
         load: of the cluster, 1 for all of its GPU time.
         round_seconds: the length of a round.
     """
-    whole = sorted(read_microsoft(data / "microsoft" / f"{file}.csv").submissions, key=lambda one: one.job.submitted)
+    whole = sorted(read_microsoft(trace).submissions, key=lambda one: one.job.submitted)
     fitting = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS]
-    ordered = fitting[:: max(len(fitting) // jobs, 1)][:jobs]
+    step = max(len(fitting) // jobs, 1)
+    ordered = fitting[number % step :: step][:jobs]
     first = ordered[0].job.submitted
     span = ordered[-1].job.submitted - first
     scale = sum(one.training.total * one.job.gpus for one in ordered) / (load * 8 * NODES) / span
@@ -300,35 +311,35 @@ def traced(data: Path, file: str, jobs: int, load: float, round_seconds: float =
         for one in ordered
     ]
     every = max(span * scale / FORECASTS, 600.0)
-    workload = Workload(file, tuple(scaled))
-    return Case(f"{file}, fifo", workload, cluster(NODES, 8), Fifo(), every, round_seconds)
+    workload = Workload(trace.stem, tuple(scaled))
+    return Case(f"{trace.stem}, fifo", workload, cluster(NODES, 8), Fifo(), every, round_seconds)
 
 
-def generated(jobs: int) -> Case:
+def generated(number: int, jobs: int) -> Case:
     """A generated workload of recurring jobs, in Pollux's mix, each name with a typical duration."""
-    rng = random.Random("forecasts")  # noqa: S311  no secret
+    rng = random.Random(f"forecasts {number}")  # noqa: S311  no secret
     arrivals, at = [], 0.0
-    for number in range(jobs):
+    for job_number in range(jobs):
         at += rng.expovariate(1 / 1100.0)
         name = rng.randrange(12)
         gpus = (1, 1, 2, 4, 8)[name % 5]
         seconds = 600.0 * (1 + name) * math.exp(rng.gauss(0.0, 0.6))
-        job = common_job(f"{number:05}", f"train{name}", f"user{name % 4}", at, gpus)
+        job = common_job(f"{job_number:05}", f"train{name}", f"user{name % 4}", at, gpus)
         arrivals.append(Submission(job, training_of_run(seconds, gpus), declared=False))
     return Case("generated, las", Workload("generated", tuple(arrivals)), cluster(4, 4), Las(), every=3600.0)
 
 
-def demo_like(jobs: int) -> Case:
+def demo_like(number: int, jobs: int) -> Case:
     """The demo's set-up, longer: two nodes of two GPUs, short rounds, jobs that declare their steps."""
-    rng = random.Random("demo")  # noqa: S311  no secret
+    rng = random.Random(f"demo {number}")  # noqa: S311  no secret
     arrivals, at = [], 0.0
-    for number in range(jobs):
+    for job_number in range(jobs):
         at += rng.expovariate(1 / 60.0)
         gpus = rng.choice((1, 1, 2))
         steps = rng.choice((60.0, 120.0, 240.0))
         training = ScalingTraining(steps, {"": PowerLaw(gpus, 0.9)})
         ratio = math.exp(rng.gauss(0.0, 0.1))
-        job = common_job(f"{number:05}", "demo", "user", at, gpus)
+        job = common_job(f"{job_number:05}", "demo", "user", at, gpus)
         arrivals.append(Submission(job, training, start_seconds=4.0, restart_seconds=4.0, declared_ratio=ratio))
     policy = Las(LasParameters(queue_thresholds_gpu_seconds=(60.0,)))
     workload = Workload("demo", tuple(arrivals))
@@ -344,14 +355,17 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a share misses its target."""
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
-    cases: dict[str, Callable[[Path, int | None], Case]] = {
-        "cluster01": lambda data, jobs: traced(data, "cluster01", jobs or 240, 0.7),
-        "cluster02": lambda data, jobs: traced(data, "cluster02", jobs or 400, 0.9, 1800.0),
-        "generated": lambda _, jobs: generated(jobs or 240),
-        "demo": lambda _, jobs: demo_like(jobs or 240),
+    cases: dict[str, Callable[[Path, int, int | None], Case]] = {
+        "cluster01": lambda data, number, jobs: traced(data / "microsoft" / "cluster01.csv", number, jobs or 240, 0.7),
+        "cluster02": lambda data, number, jobs: traced(
+            data / "microsoft" / "cluster02.csv", number, jobs or 400, 0.9, 1800.0
+        ),
+        "generated": lambda _, number, jobs: generated(number, jobs or 240),
+        "demo": lambda _, number, jobs: demo_like(number, jobs or 240),
     }
     parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases), help="the rows to measure")
-    parser.add_argument("--jobs", type=common.positive, help="jobs of each case (default 400 of cluster02, else 240)")
+    parser.add_argument("--workloads", type=common.positive, default=5, help="workloads of each row (default 5)")
+    parser.add_argument("--jobs", type=common.positive, help="jobs of a workload (default 400 of cluster02, else 240)")
     parser.add_argument("--samples", type=common.positive, default=10, help="simulations of a forecast (default 10)")
     options = parser.parse_args(given)
     columns = (
@@ -362,8 +376,14 @@ def main(given: Sequence[str] | None = None) -> int:
     print("|---" * (4 + len(columns)) + "|")
     missed, rows = [], {}
     for name in options.cases:
-        case = cases[name](options.data, options.jobs)
-        starts, ends, forecasts, seconds = measure(case, options.samples)
+        starts, ends, forecasts, total = Kind(), Kind(), 0, 0.0
+        for number in range(options.workloads):
+            case = cases[name](options.data, number, options.jobs)
+            found_starts, found_ends, moments, seconds = measure(case, options.samples)
+            starts.take_outcomes(found_starts)
+            ends.take_outcomes(found_ends)
+            forecasts, total = forecasts + moments, total + seconds
+            common.say(f"{case.name}, workload {number}: starts {found_starts.both}, ends {found_ends.both}")
         for what, kind in (("starts", starts), ("ends", ends)):
             both, share = kind.both, kind.both.share
             known = {"share": share, "outcomes": both.count, "width_ratio": both.ratio, "all": kind.every.share}
@@ -372,7 +392,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 missed.append(f"{case.name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}")
             ratio = "" if both.ratio is None else f"{both.ratio:.1f}"
             cells = " | ".join([str(both), ratio, *(f"{each} | {each.width}" for each in (kind.firsts, kind.halves))])
-            print(f"| {case.name} | {forecasts} | {seconds:.1f} | {what}", end=" | ")
+            print(f"| {case.name} | {forecasts} | {total / max(forecasts, 1):.1f} | {what}", end=" | ")
             print(f"{cells} | {both.early}, {both.late} | {kind.every} |", flush=True)
     print("\n".join(["", *(f"missed: {each}" for each in missed)]))
     common.finish(rows, as_json=options.json)
