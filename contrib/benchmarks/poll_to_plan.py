@@ -149,6 +149,14 @@ def request(number: int) -> tuple[str, ...]:
     return (f"--gpus={gpus}", f"--comment={tag}")
 
 
+def hold_all(cluster: DevCluster, ids: list[str]) -> None:
+    """Put an administrator's hold on the jobs, which the daemon's polls would do within their budgets of writes."""
+    lines = "".join(f"hold {slurm_job_id}\n" for slurm_job_id in ids)
+    subprocess.run(
+        ["scontrol"], env=cluster.env, input=lines, text=True, timeout=600, stdout=subprocess.DEVNULL, check=False
+    )
+
+
 def milliseconds(watch: Stopwatch, total: float, cpu: float) -> dict[str, float]:
     """The stages of one poll in ms, and the calls of Slurm's commands.
 
@@ -248,6 +256,7 @@ def measure(base: Path, held: int) -> dict[str, Any]:
             ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
         say(f"{held} jobs: polling")
         polls["first (intake)"] = polled(controller, watch)
+        hold_all(cluster, ids)
         for _ in range(MOST_INTAKE_POLLS):
             polls["after our writes"] = polled(controller, watch)
             # A commit that --against names may not defer new jobs yet.

@@ -120,14 +120,15 @@ class JobIntake:
         looked_at: Collection[str] = ours.keys()
         jobs, still_marked = dict[str, RecordedJob](), dict[str, RecordedJob]()
         if self._shown is not None:  # there was nothing to write
-            looked_at = differing(self._shown[0], ours) | differing(self._shown[1], records)
-            if not looked_at:
+            differs = differing(self._shown[0], ours) | differing(self._shown[1], records)
+            if not differs:
                 return marked
-            jobs, still_marked = (patched(marked, looked_at, {}) for _ in range(2))
+            looked_at = [uid for uid in ours if uid in differs]
+            jobs, still_marked = (patched(marked, differs, {}) for _ in range(2))
         for uid in looked_at:
-            slurm_job, record = ours.get(uid), records.get(uid)
-            if slurm_job is None or record is None:
-                continue  # the job has gone, is deferred, or ended before the daemon saw it
+            slurm_job, record = ours[uid], records.get(uid)
+            if record is None:
+                continue  # it is deferred, or ended before the daemon saw it
             job = marked.get(uid)
             if job is None or job.record is not record or job.slurm is not slurm_job:
                 given = RecordedJob(record, slurm_job)
