@@ -85,6 +85,12 @@ STAGES: Mapping[str, tuple[Any, str]] = {
     "commands": (ScontrolPipe, "command"),
 }
 SLURM = ("processes", "commands")
+try:
+    from metasched.daemon.garbage import GarbageCollection
+except ImportError:  # a commit that --against names may not have it yet
+    _garbage = None
+else:
+    _garbage = GarbageCollection()
 
 
 class Stopwatch:
@@ -176,7 +182,10 @@ def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
     watch.reset()
     begun, cpu = time.perf_counter(), time.process_time()
     controller.poll()
-    return milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+    found = milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+    if _garbage is not None:
+        _garbage.after_poll()
+    return found
 
 
 def reading(shared: Path) -> dict[str, float]:
