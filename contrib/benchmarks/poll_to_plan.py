@@ -85,6 +85,12 @@ STAGES: Mapping[str, tuple[Any, str]] = {
     "commands": (ScontrolPipe, "command"),
 }
 SLURM = ("processes", "commands")
+try:
+    from metasched.daemon.garbage import GarbageCollection
+except ImportError:  # a commit that --against names may not have it yet
+    _garbage = None
+else:
+    _garbage = GarbageCollection()
 
 
 class Stopwatch:
@@ -149,6 +155,14 @@ def request(number: int) -> tuple[str, ...]:
     return (f"--gpus={gpus}", f"--comment={tag}")
 
 
+def hold_all(cluster: DevCluster, ids: list[str]) -> None:
+    """Put an administrator's hold on the jobs, which the daemon's polls would do within their budgets of writes."""
+    lines = "".join(f"hold {slurm_job_id}\n" for slurm_job_id in ids)
+    subprocess.run(
+        ["scontrol"], env=cluster.env, input=lines, text=True, timeout=600, stdout=subprocess.DEVNULL, check=False
+    )
+
+
 def milliseconds(watch: Stopwatch, total: float, cpu: float) -> dict[str, float]:
     """The stages of one poll in ms, and the calls of Slurm's commands.
 
@@ -168,7 +182,10 @@ def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
     watch.reset()
     begun, cpu = time.perf_counter(), time.process_time()
     controller.poll()
-    return milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+    found = milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+    if _garbage is not None:
+        _garbage.after_poll()
+    return found
 
 
 def reading(shared: Path) -> dict[str, float]:
@@ -208,7 +225,7 @@ def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
     }
 
 
-def measure(base: Path, held: int) -> dict[str, Any]:
+def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
     """The results for one number of held jobs; runs in a new process, because it reads the process's peak memory."""
     structlog.configure(processors=[lambda *_: _drop()])
     cluster = DevCluster.attach(base / "c")
@@ -248,6 +265,8 @@ def measure(base: Path, held: int) -> dict[str, Any]:
             ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
         say(f"{held} jobs: polling")
         polls["first (intake)"] = polled(controller, watch)
+        if bulk_hold:
+            hold_all(cluster, ids)
         for _ in range(MOST_INTAKE_POLLS):
             polls["after our writes"] = polled(controller, watch)
             # A commit that --against names may not defer new jobs yet.
@@ -305,12 +324,13 @@ def show_growth(found: Mapping[int, Mapping[str, Any]]) -> None:
         console().print(f"{held} jobs, nothing happens: {share:.1%} of a core at a poll each {POLL_SECONDS:g} s")
 
 
-def of_revision(revision: str, jobs: list[int]) -> dict[int, Any]:
+def of_revision(revision: str, jobs: list[int], *, bulk_hold: bool) -> dict[int, Any]:
     """The results of another commit, measured by this script and what it imports in a work tree of that commit."""
     with work_tree(revision) as tree:
         for script in (__file__, common.__file__):
             shutil.copy(script, tree / "contrib" / "benchmarks")
         argv = [sys.executable, "-m", "contrib.benchmarks.poll_to_plan", "--json", "--jobs", ",".join(map(str, jobs))]
+        argv += ["--bulk-hold"] if bulk_hold else []
         env = {**os.environ, "PYTHONPATH": str(tree)}
         done = subprocess.run(argv, cwd=tree, env=env, check=True, timeout=7200, stdout=subprocess.PIPE, text=True)
     return {int(held): found for held, found in json.loads(done.stdout.splitlines()[-1])["jobs"].items()}
@@ -321,16 +341,17 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     add_numbers(parser, "--jobs", (10, 1000, 10_000), "numbers of held jobs")
     parser.add_argument("--against", metavar="REVISION", help="measure this commit, too, before the present one")
+    parser.add_argument("--bulk-hold", action="store_true", help="hold all jobs at once after the first poll")
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "poll_to_plan", "unit": "ms", "jobs": {}}
     if options.against is not None:
-        result["against"] = of_revision(options.against, options.jobs)
+        result["against"] = of_revision(options.against, options.jobs, bulk_hold=options.bulk_hold)
     for held in options.jobs:
         with private_cluster(NODES) as (_, base):
             (base / "shared").mkdir()
             (base / "job.sh").write_text("#!/bin/bash\nexec sleep 100000\n")
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-                result["jobs"][held] = process.submit(measure, base, held).result()
+                result["jobs"][held] = process.submit(measure, base, held, bulk_hold=options.bulk_hold).result()
     for revision, results in ((options.against, result.get("against", {})), ("present", result["jobs"])):
         for held, found in results.items():
             console().print(f"{revision} commit:" if options.against else "", end="\n" if options.against else "")

@@ -33,6 +33,8 @@ class Preempt(enum.Enum):
 class Status(enum.Enum):
     """A job's status for scheduling, which merges Slurm's states."""
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python, for each of thousands of jobs
+
     HELD = "held"  # pending, and Slurm must not start it
     QUEUED = "queued"  # released: Slurm starts it as soon as its resources are free
     RUNNING = "running"

@@ -10,7 +10,8 @@ With ``METASCHED_FROM_SCRATCH=1`` in the daemon's environment nothing is reused;
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import compress
 from operator import is_not
 from typing import Generic, TypeVar
 
@@ -44,6 +45,11 @@ class Latest(Generic[T]):
             self._result = make()
             self._inputs = inputs
         return self._result  # type: ignore[return-value]  # made above, or by an earlier call
+
+    @property
+    def latest(self) -> T | None:
+        """The latest result; None before the first, and after ``clear``."""
+        return self._result
 
     def clear(self) -> None:
         """Forget the latest result."""
@@ -89,6 +95,30 @@ class Interned(Generic[T]):
                 self._ids = frozenset(map(id, found))
             self._given = records
         return self._latest
+
+
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """Return the keys with another object after than before; those that are new or gone are among them."""
+    if before is after:
+        return set()
+    found = set(compress(after, map(is_not, map(before.get, after), after.values())))
+    return found.union(before.keys() - after.keys())
+
+
+def patched(before: Mapping[str, T], without: Iterable[str], having: Mapping[str, T]) -> dict[str, T]:
+    """Return a copy of a mapping without some keys, and with other values; new keys come last."""
+    found = dict(before)
+    for key in without:
+        if key not in having:
+            found.pop(key, None)
+    found.update(having)
+    return found
+
+
+def in_order_of(keys: Iterable[str], found: dict[str, T]) -> dict[str, T]:
+    """Return the mapping in the order of some keys, all of which it has; the same object where it has that order."""
+    wanted = list(keys)
+    return found if list(found) == wanted else {key: found[key] for key in wanted}
 
 
 def unchanged(before: Mapping[str, T], after: Mapping[str, T]) -> Mapping[str, T]:

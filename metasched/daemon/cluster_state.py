@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
 from metasched.configuration.config import Config, Intake
 from metasched.core.declared_work import WorkContradiction
-from metasched.core.model import Job, Node, Quota, Snapshot, Status
+from metasched.core.model import Hold, Job, Node, Quota, Snapshot, Status
 from metasched.core.reasons import Reason
-from metasched.core.reuse import Latest, reuses_results
+from metasched.core.retention import is_blocked_from_start
+from metasched.core.reuse import Latest, differing, reuses_results
 from metasched.daemon.described_jobs import DescribedJobs
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.preemption_limits import non_preemptible_quotas
@@ -41,6 +43,9 @@ class ClusterState:
         version: the same object while no job changes by more than the time, comes or goes.
         holding: the jobs of the snapshot that hold an allocation.
         shared_records: see ``Observation``.
+        position: of each job in the snapshot, by uid, in its order; the same object until a job comes or goes.
+        not_waiting: uids of the jobs of the snapshot that do not just wait under the daemon's hold, in its order.
+        blocked: uids of the jobs of the snapshot that hold nothing and must not start.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
@@ -54,6 +59,9 @@ class ClusterState:
     jobs_are_private: bool = False
     leaked: Mapping[str, int] = field(default_factory=dict)
     shared_records: frozenset[int] = frozenset()
+    position: Mapping[str, int] = field(default_factory=dict)
+    not_waiting: tuple[str, ...] = ()
+    blocked: frozenset[str] = frozenset()
     version: object = field(default_factory=object, compare=False)
     holding: tuple[Job, ...] = field(default=(), compare=False)
 
@@ -65,10 +73,9 @@ class ClusterState:
     @property
     def changes_soon(self) -> bool:
         """Whether a run is being started or stopped, so that the next poll should come soon."""
-        held = Status.HELD
         return any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
-            for job in [job for job in self.snapshot.jobs if job.status is not held]
+            for job in [self.jobs[uid].job for uid in self.not_waiting]
         )
 
 
@@ -77,16 +84,26 @@ class _Arrangement:
     """What follows from the jobs and nodes, whatever the time.
 
     Attributes:
-        order: uids of the jobs of the snapshot, in its order.
+        described: all live jobs, by uid.
+        changed: uids of the jobs that are described otherwise than in the arrangement before, or have come or gone.
+        keys: submission and uid of each job of the snapshot, in its order.
+        order: their uids.
         position: of each uid in ``order``.
-        holding: those of them that hold an allocation.
+        not_waiting: uids of the live jobs that do not just wait under the daemon's hold, and so may hold an allocation.
+        blocked: uids of the live jobs that hold nothing and must not start.
+        holding: uids of the jobs of the snapshot that hold an allocation, in its order.
         unplannable: uids of the live jobs that are left out of it.
         others: the jobs that hold resources and are not in the snapshot.
         quotas: the limits that hold under every policy.
     """
 
+    described: Mapping[str, ObservedJob]
+    changed: Collection[str]
+    keys: Sequence[tuple[float, str]]
     order: tuple[str, ...]
     position: Mapping[str, int]
+    not_waiting: frozenset[str]
+    blocked: frozenset[str]
     holding: tuple[str, ...]
     unplannable: frozenset[str]
     others: Sequence[SlurmJob]
@@ -99,7 +116,7 @@ class ClusterStateBuilder:
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates, reports: ReportReader) -> None:
         self._described = DescribedJobs(store, intake, estimates, reports)
         self._intake = intake
-        reuses = reuses_results()
+        self._reuses = reuses = reuses_results()
         self._jobs_version: object = None  # another object whenever a job has changed by more than the time
         self._arranged = Latest[_Arrangement](reuses=reuses)
         self._nodes = Latest[tuple[Node, ...]](reuses=reuses)
@@ -150,8 +167,9 @@ class ClusterStateBuilder:
         described = self._described.of(tracked.live, observation, config.intake)
         if self._described.changed:
             self._jobs_version = object()
+        before = self._arranged.latest if self._reuses else None
         arranged = self._arranged.of(
-            lambda: _arranged(described, observation, config.intake),
+            lambda: _arranged(described, observation, config.intake, before),
             *(self._jobs_version, observation.others, observation.quotas, config.intake),
         )
         unplannable = arranged.unplannable
@@ -161,7 +179,7 @@ class ClusterStateBuilder:
         if observation.leaked != self._leaked:
             self._leaked = observation.leaked
         nodes = self._nodes.of(
-            lambda: _nodes(live, observation, arranged.others),
+            lambda: _nodes(live, observation, arranged),
             *(arranged, observation.nodes, observation.inventory, self._racks, self._leaked),
         )
         inventory = observation.inventory
@@ -187,12 +205,18 @@ class ClusterStateBuilder:
             holding=tuple([live[uid].job for uid in arranged.holding]),
             leaked=observation.leaked,
             shared_records=observation.shared_records,
+            position=arranged.position,
+            not_waiting=tuple(sorted(arranged.not_waiting - unplannable, key=arranged.position.__getitem__)),
+            blocked=arranged.blocked - unplannable,
         )
 
     def _in_order(self, live: Mapping[str, ObservedJob], arranged: _Arrangement) -> tuple[Job, ...]:
         """Return the jobs of the snapshot; of an unchanged arrangement, only those are replaced that have aged."""
-        if arranged is not self._jobs_arranged:
-            self._jobs, self._jobs_arranged = tuple([live[uid].job for uid in arranged.order]), arranged
+        before = self._jobs_arranged
+        if arranged is not before:
+            jobs_of = {} if before is None else dict(zip(before.order, self._jobs, strict=True))
+            jobs_of |= {uid: live[uid].job for uid in arranged.changed if uid in live}
+            self._jobs, self._jobs_arranged = tuple(map(jobs_of.__getitem__, arranged.order)), arranged
         elif self._described.aged:
             jobs = list(self._jobs)
             for uid in self._described.aged:
@@ -202,34 +226,56 @@ class ClusterStateBuilder:
         return self._jobs
 
 
-def _arranged(described: Mapping[str, ObservedJob], observation: Observation, limits: Intake) -> _Arrangement:
-    held = Status.HELD  # most jobs are, and hold no allocation
-    active = [(uid, one) for uid, one in described.items() if one.job.status is not held]
-    unplannable = {uid: one for uid, one in active if holds_unplannable_allocation(one)}
+def _arranged(
+    described: Mapping[str, ObservedJob], observation: Observation, limits: Intake, before: _Arrangement | None
+) -> _Arrangement:
+    """Arrange the live jobs; only those that are described otherwise than before are looked at."""
+    if before is None:
+        before = _Arrangement({}, (), (), (), {}, frozenset(), frozenset(), (), frozenset(), (), ())
+    changed = differing(before.described, described)
+    again = [(uid, described[uid].job) for uid in changed if uid in described]
+    not_waiting = before.not_waiting - changed | {
+        uid for uid, job in again if job.status is not Status.HELD or job.hold is Hold.USER
+    }
+    blocked = before.blocked - changed | {uid for uid, job in again if is_blocked_from_start(job)}
+    unplannable = frozenset([uid for uid in not_waiting if holds_unplannable_allocation(described[uid])])
     live = {uid: one for uid, one in described.items() if uid not in unplannable} if unplannable else described
-    others = [*observation.others, *(one.slurm for one in unplannable.values())]
-    order = tuple([uid for _, uid in sorted([(one.job.submitted, uid) for uid, one in live.items()])])
+    others = [*observation.others, *(described[uid].slurm for uid in described if uid in unplannable)]
+    stale = {(before.described[uid].job.submitted, uid) for uid in before.position.keys() & changed}
+    came = {(live[uid].job.submitted, uid) for uid in changed if uid in live}
+    keys, order, position = before.keys, before.order, before.position
+    if stale != came:
+        keys = sorted([*filterfalse(stale.__contains__, keys), *came])
+        order = tuple([uid for _, uid in keys])
+        position = dict(zip(order, range(len(order)), strict=True))
+    in_order = sorted(not_waiting - unplannable, key=position.__getitem__)
     limited = observation.quotas.limits_jobs or limits.limits
     pairs = [(observed.job, observed.slurm) for observed in live.values()] if limited else ()
     return _Arrangement(
+        described=described,
+        changed=changed,
+        keys=keys,
         order=order,
-        position={uid: position for position, uid in enumerate(order)},
-        holding=tuple([uid for uid in order if live[uid].job.placement is not None]),
-        unplannable=frozenset(unplannable),
+        position=position,
+        not_waiting=not_waiting,
+        blocked=blocked,
+        holding=tuple([uid for uid in in_order if live[uid].job.placement is not None]),
+        unplannable=unplannable,
         others=others,
         quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, limits),
     )
 
 
-def _nodes(live: Mapping[str, ObservedJob], observation: Observation, others: Sequence[SlurmJob]) -> tuple[Node, ...]:
-    holding = [observed.slurm.gpu_indices for observed in live.values() if observed.slurm.gpu_indices]
-    our_gpus = {(node, gpu) for held in holding for node, indices in held.items() for gpu in indices}
+def _nodes(live: Mapping[str, ObservedJob], observation: Observation, arranged: _Arrangement) -> tuple[Node, ...]:
+    slurm_jobs = [live[uid].slurm for uid in arranged.not_waiting if uid in live]
+    our_gpus = {(node, gpu) for job in slurm_jobs for node, indices in job.gpu_indices.items() for gpu in indices}
     holders: dict[str, list[SlurmJob]] = {}
-    for job in others:
+    for job in arranged.others:
         for name in job.allocated:
             holders.setdefault(name, []).append(job)
-    asked = {observed.job.reservation for observed in live.values() if observed.job.blocked is None}
     reservations = observation.inventory.reservations
+    jobs = [observed.job for observed in live.values()] if reservations.phase else ()
+    asked = {job.reservation for job in jobs if job.blocked is None}
     return tuple(
         reservations.on(
             usable_node(

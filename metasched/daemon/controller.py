@@ -20,10 +20,10 @@ from metasched.apps.app_state import trials_of
 from metasched.configuration.config import Config
 from metasched.core.apps import App
 from metasched.core.batching import BatchControl, BatchPlan, BatchRegime
-from metasched.core.model import Action, Hold, Job, NodeAdvice, Placement, PlannedRun, Snapshot, Status
+from metasched.core.model import Action, Job, NodeAdvice, Placement, PlannedRun, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason, to_text
-from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
+from metasched.core.retention import continues_undisturbed, waits_for_time_slice
 from metasched.core.reuse import Latest, reuses_results, unchanged
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.app_status import app_statuses
@@ -47,7 +47,7 @@ from metasched.intake.report_removal import ReportRemoval
 from metasched.intake.run_tracking import Retries, RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
-from metasched.observe.observed_job import start_deferral
+from metasched.observe.observed_job import ObservedJob, start_deferral
 from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import SnapshotEncoder
 from metasched.scheduling.batch_changes import with_batch_plans
@@ -152,7 +152,6 @@ class Controller:
         self._sharing_possible: bool | None = None
         reuses = reuses_results()
         self._actionable = Latest[tuple[str, ...]](reuses=reuses)
-        self._blocked_now = Latest[frozenset[str]](reuses=reuses)
         self._disallowed_targets = Latest[frozenset[str]](reuses=reuses)
         self._batches_now = Latest[Mapping[str, BatchRegime]](reuses=reuses)
         self._changing = Latest[bool](reuses=reuses)
@@ -454,21 +453,19 @@ class Controller:
     def _request_early_round(self, state: ClusterState) -> None:
         """Ask for an early round where jobs or nodes have changed, and log where GPU sharing has."""
         accepting = frozenset((node.name, node.reservation) for node in state.snapshot.nodes if node.accepts)
-        jobs = state.snapshot.jobs
-        blocked = self._blocked_now.of(
-            lambda: frozenset([job.uid for job in jobs if job.blocked is not None and is_blocked_from_start(job)]),
-            state.version,
-        )
+        jobs, blocked = state.snapshot.jobs, state.blocked
         blocked_targets = blocked & self._targets.keys()
         unblocked = {uid for uid in self._blocked - blocked if uid in state.jobs and not state.jobs[uid].job.active}
         if unblocked:  # the last round's reasons for these jobs no longer hold
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in unblocked}
         dropped = self._drop_disallowed_targets(state)
-        rebatched = self._note_batches(self._batches_now.of(lambda: _batches_of_scripts(jobs), state.version))
+        rebatched = self.policy.wakes_on_batch and self._note_batches(
+            self._batches_now.of(lambda: _batches_of_scripts(jobs), state.version)
+        )
         wanted = (
             ((state.arrived or unblocked) and self.policy.wakes_on_arrival)
             or (state.completed and self.policy.wakes_on_completion)
-            or (rebatched and self.policy.wakes_on_batch)
+            or rebatched
             or accepting != self._accepting
             or dropped
             or not blocked_targets <= self._blocked_targets
@@ -488,7 +485,7 @@ class Controller:
         """Drop targets of jobs that wait and can no longer run on that many GPUs; return whether there were any."""
         dropped = self._disallowed_targets.of(
             lambda: frozenset(
-                uid for uid, target in self._targets.items() if _is_disallowed(target, state.snapshot.job.get(uid))
+                uid for uid, target in self._targets.items() if _is_disallowed(target, state.jobs.get(uid))
             ),
             state.version,
             self._targets,
@@ -621,14 +618,10 @@ class Controller:
 
     def _may_need_action(self, state: ClusterState, ends: Mapping[str, Reason]) -> tuple[str, ...]:
         """Return the uids of all jobs but those that wait, held by the daemon, and are to wait on."""
-        targets, held, users = self._targets, Status.HELD, Hold.USER
-        return tuple(
-            [
-                job.uid
-                for job in state.snapshot.jobs
-                if job.status is not held or job.hold is users or job.uid in targets or job.uid in ends
-            ]
-        )
+        found = {*state.not_waiting, *(uid for uid in (*self._targets, *ends) if uid in state.jobs)}
+        if len(found) == len(state.not_waiting):
+            return state.not_waiting
+        return tuple([job.uid for job in state.snapshot.jobs if job.uid in found])
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""
@@ -659,8 +652,9 @@ def _number_and_instant(last: RoundRecord | None) -> tuple[int, float | None]:
     return (0, None) if last is None else (last.round, last.at)
 
 
-def _is_disallowed(target: Placement, job: Job | None) -> bool:
+def _is_disallowed(target: Placement, observed: ObservedJob | None) -> bool:
     """Whether a job that waits cannot run on the GPUs of its target: its script has failed on that many meanwhile."""
+    job = None if observed is None else observed.job
     return job is not None and not job.active and bool(job.sizes) and target.gpus not in job.sizes
 
 

@@ -14,7 +14,7 @@ from metasched.configuration.config import Intake
 from metasched.core.apps import LossPoint
 from metasched.core.declared_work import WorkContradiction, work_contradiction
 from metasched.core.reasons import Code, Reason, from_text
-from metasched.core.reuse import reuses_results
+from metasched.core.reuse import differing, in_order_of, patched, reuses_results
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.preemption_limits import within_limit
 from metasched.intake.report_reading import ReportReader
@@ -105,7 +105,7 @@ class DescribedJobs:
         self._observed: dict[str, ObservedJob] = {}
         self._dependencies: _Dependencies | None = None
         self._losses: dict[str, tuple[LossPoint, ...]] = {}  # by uid
-        self._live: Mapping[str, TrackedJob] | None = None  # the jobs of the last poll
+        self._live: Mapping[str, TrackedJob] = {}  # the jobs of the last poll
         self._taken: set[str] = set()  # uids that were described since the last take_described
         self._timed: frozenset[str] = frozenset()  # uids of the jobs whose descriptions depend on the time
 
@@ -125,13 +125,14 @@ class DescribedJobs:
         found: dict[str, _Described] = {}
         new: list[str] = []
         aged: list[str] = []
-        is_in_order = live is self._live
-        rest = live
-        if live is self._live and known and not changes and not closes_nodes:
-            found = dict(known) if timed or reported else self._known
-            rest = {uid: live[uid] for uid in timed | reported if uid in live}
+        rest: Collection[str] = live
+        if known and not changes and not closes_nodes:
+            differs = differing(self._live, live)
+            rest = [uid for uid in differs.union(timed, reported) if uid in live]
+            found = patched(known, differs - live.keys(), {}) if differs or rest else self._known
         self._live = live
-        for uid, job in rest.items():
+        for uid in rest:
+            job = live[uid]
             before = known.get(uid)
             if before is not None and uid not in reported and before.subject not in changes:
                 if before.tracked is job and not closes_nodes and uid not in timed:
@@ -147,18 +148,17 @@ class DescribedJobs:
             found[uid] = self._describe(job, observation, limits)
             new.append(uid)
         self._taken.update(new)
-        self.changed = bool(new) or len(found) != len(self._known)
+        gone = self._known.keys() - found.keys() if len(found) != len(self._known) or new else ()
+        self.changed = bool(new or gone)
         self.aged = () if self.changed else aged
-        if self.changed or (aged and not is_in_order):
-            self._remember(found, new)
-        elif aged:
-            self._known = found
-            self._observed = {**self._observed, **{uid: found[uid].observed for uid in aged}}
+        if self.changed or aged:
+            self._remember(in_order_of(live, found), new, aged, gone)
         return self._observed
 
-    def _remember(self, found: dict[str, _Described], new: list[str]) -> None:
+    def _remember(self, found: dict[str, _Described], new: list[str], aged: list[str], gone: Collection[str]) -> None:
         """Make these the descriptions of the latest poll; those of the new uids get their losses."""
-        observed = {uid: one.observed for uid, one in found.items()}
+        observed = patched(self._observed, gone, {uid: found[uid].observed for uid in (*new, *aged)})
+        observed = in_order_of(found, observed)
         self._observed = self._with_losses(observed, new) if new else observed
         if self._losses.keys() - found.keys():
             self._losses = {uid: points for uid, points in self._losses.items() if uid in found}
@@ -166,11 +166,15 @@ class DescribedJobs:
             found[uid] = replace(found[uid], observed=self._observed[uid])
         self._known = found
         if self.changed:
-            self.contradicted = {uid: one.contradiction for uid, one in found.items() if one.contradiction is not None}
-            self.subjects = {uid: one.subject for uid, one in found.items()}
-            self._timed = frozenset([uid for uid, one in found.items() if one.depends_on_time])
-            records = [one.tracked.record for one in found.values()]
-            self.ends = {record.uid: record.end_reason for record in records if record.end_reason is not None}
+            again = {*new, *gone}
+            described = {uid: found[uid] for uid in new}
+            contradictions = {uid: one.contradiction for uid, one in described.items() if one.contradiction is not None}
+            records = [one.tracked.record for one in described.values()]
+            ends = {record.uid: record.end_reason for record in records if record.end_reason is not None}
+            self.contradicted = patched(self.contradicted, again, contradictions)
+            self.ends = patched(self.ends, again, ends)
+            self.subjects = patched(self.subjects, again, {uid: one.subject for uid, one in described.items()})
+            self._timed = (self._timed - again).union(uid for uid, one in described.items() if one.depends_on_time)
 
     def take_described(self) -> Collection[str]:
         """Return the uids of the jobs that were described anew since the last call."""

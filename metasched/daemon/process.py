@@ -29,6 +29,7 @@ from metasched.core.policy import Policy, Registry, installed_policies
 from metasched.daemon.background_solver import check_portable
 from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
+from metasched.daemon.garbage import GarbageCollection
 from metasched.daemon.metrics_publisher import FILE_NAME as METRICS_FILE
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
 from metasched.daemon.side_work import SideWork
@@ -140,6 +141,7 @@ class Daemon:
         self._policy = policy
         self._store = store
         self._store_lock = StoreLockWatch(config.paths.shared)
+        self._garbage = GarbageCollection()
         self._controller: Controller | None = None
         self._copier = copier
         self._stopping = False
@@ -195,6 +197,7 @@ class Daemon:
             if self._controller is None:
                 self._controller = self._make_controller(self._config, self._policy)
             pause = self._controller.poll()
+            self._garbage.after_poll()
         except BusyStoreError as error:
             self._drop_controller()
             self._store_lock.note_locked(error)

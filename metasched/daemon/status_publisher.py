@@ -10,7 +10,7 @@ import operator
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ from metasched.core.model import Job, Snapshot
 from metasched.core.model import Status as JobState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
-from metasched.core.reuse import Latest, reuses_results
+from metasched.core.reuse import Latest, in_order_of, patched, reuses_results
 from metasched.daemon.batch_status import batch_status, step_gain
 from metasched.daemon.cluster_state import ClusterState
 from metasched.daemon.fairness_status import alone_and_left, most_gpus_of_a_node
@@ -33,6 +33,7 @@ from metasched.daemon.forecast_status import forecast_summary, job_forecast
 from metasched.daemon.node_status import node_statuses
 from metasched.daemon.private_status import PrivateStatus
 from metasched.observe.known_good_size import known_good_size
+from metasched.observe.observed_job import ObservedJob
 from metasched.shared_dir.job_reasons import reason_fields, without_other_jobs
 from metasched.shared_dir.published_status import (
     AdviceStatus,
@@ -84,7 +85,8 @@ class StatusPublisher:
         self._rendered: dict[str, _RenderedJob] = {}  # by uid, in the order of the snapshot
         self._shown: tuple[object, ...] = ()  # version of the state and what was decided, of the last file of jobs
         self._decided: tuple[object, ...] = ()  # what the controller said of all jobs when they were rendered
-        self._order: tuple[str, ...] = ()  # uids in the file of the live jobs
+        self._position: Mapping[str, int] = {}  # of each job in the file of the live jobs, by uid
+        self._own: dict[str, dict[str, bytes]] = {}  # by user and uid, the JSON of the user's live jobs for the user
         self._waiting: tuple[str, ...] = ()  # uids of the waiting jobs in the order of their places
         self._finished: tuple[JobStatus, ...] | None = None  # in the latest private files
         self._access: Access | None = None  # of the latest private files
@@ -152,7 +154,7 @@ class StatusPublisher:
         last = self._last
         if last is None or not self._reuses or not 0 <= state.snapshot.now - last.published < PUBLISH_SECONDS:
             return True
-        news = state.arrived or state.completed or len(state.jobs) != len(self._order)
+        news = state.arrived or state.completed or len(state.jobs) != len(self._position)
         return bool(news) or (last.round, last.slurm) != (controller.round_number, controller.slurm_error or "ok")
 
     def _publish_jobs(
@@ -164,7 +166,7 @@ class StatusPublisher:
         deferred: tuple[DeferredStatus, ...],
     ) -> None:
         """Write the files of jobs where they have others."""
-        snapshot, jobs, hidden = state.snapshot, state.snapshot.job, state.jobs_are_private
+        snapshot, jobs, hidden = state.snapshot, state.jobs, state.jobs_are_private
         decided = controller.decided
         shown = (state.version, *decided)
         was_set_back = self._last is not None and self._last.published > snapshot.now  # ages are those of then
@@ -178,32 +180,32 @@ class StatusPublisher:
         self._shown = shown
         renders_all = not self._reuses or was_set_back or hidden is not self._were_private
         known = {} if renders_all else self._rendered
-        outdated = self._outdated | {job.co_runner for uid in self._outdated if (job := jobs.get(uid))}
-        is_decided = all(a is b for a, b in zip(decided, self._decided, strict=False))
-        order = tuple([job.uid for job in snapshot.jobs])
-        changed = {self._rendered[uid].job.user for uid in self._rendered.keys() - state.jobs.keys()}
-        is_public_changed = order != self._order or not self._public_version or hidden is not self._were_private
+        outdated = self._outdated.union(jobs[uid].job.co_runner or uid for uid in self._outdated if uid in jobs)
+        is_decided = not renders_all and all(a is b for a, b in zip(decided, self._decided, strict=False))
+        position, gone = state.position, self._rendered.keys() - jobs.keys()
+        is_public_changed = position is not self._position or not self._public_version
+        is_public_changed = is_public_changed or hidden is not self._were_private
         ids = self._ids.of(lambda: _ids_by_user(snapshot), state.version) if hidden else None
-        rendered: dict[str, _RenderedJob] = {}
-        for uid in order:
+        looked_at = [uid for uid in jobs if uid not in known or uid in outdated] if is_decided else list(position)
+        again: dict[str, _RenderedJob] = {}
+        for uid in looked_at:
             before = known.get(uid)
             is_described = before is not None and uid not in outdated
             facts = before.facts if before is not None and is_described and is_decided else controller.facts(uid)
             if before is not None and is_described and before.facts == facts:
-                rendered[uid] = before
                 continue
-            job, record = jobs[uid], state.jobs[uid].record
+            job, record = jobs[uid].job, jobs[uid].record
             if before is not None and is_described:
                 shown_job = msgspec.structs.replace(before.job, **_decided(job, record, controller))
             else:
-                shown_job = self._job(job, snapshot, record, controller)
-            after = _render(shown_job, facts, before, ids)
-            rendered[uid] = after
+                shown_job = self._job(job, state, controller)
+            again[uid] = after = _render(shown_job, facts, before, ids)
             is_public_changed = is_public_changed or before is None or after.public is not before.public
-            changed.add(job.user)
-        waiting = tuple([uid for uid in controller.ranked if uid in rendered and _waits(jobs[uid])])
+        changed = self._note_owners(gone, again)
+        rendered = in_order_of(position, patched(known, gone, again))
+        waiting = self._in_line(controller, jobs, {*looked_at, *gone}, is_decided=is_decided)
         is_order_changed = waiting != self._waiting
-        self._rendered, self._decided, self._order, self._waiting = rendered, decided, order, waiting
+        self._rendered, self._decided, self._position, self._waiting = rendered, decided, position, waiting
         self._outdated.clear()
         if not (changed or is_public_changed or is_order_changed) and is_private_shown:
             return
@@ -229,6 +231,38 @@ class StatusPublisher:
         self._finished, self._access, self._were_private = finished, controller.config.access, hidden
         self._parts = parts
 
+    def _note_owners(self, gone: Iterable[str], again: Mapping[str, _RenderedJob]) -> set[str]:
+        """Keep the jobs of each user up to date, and return the names of the users with other jobs than before."""
+        changed: set[str] = set()
+        for uid in gone:
+            user = self._rendered[uid].job.user
+            changed.add(user)
+            del self._own[user][uid]
+            if not self._own[user]:
+                del self._own[user]
+        for uid, one in again.items():
+            changed.add(one.job.user)
+            self._own.setdefault(one.job.user, {})[uid] = one.whole if one.own is None else one.own
+        return changed
+
+    def _in_line(
+        self, controller: Controller, jobs: Mapping[str, ObservedJob], looked_at: set[str], *, is_decided: bool
+    ) -> tuple[str, ...]:
+        """Return the uids of the waiting jobs in the order of their places.
+
+        Args:
+            controller: of the daemon.
+            jobs: by uid.
+            looked_at: uids of the jobs that may have begun or ceased to wait since the latest publication.
+            is_decided: whether the last round is that of the latest publication.
+        """
+        if is_decided:
+            waits = {uid for uid in looked_at if uid in jobs and _waits(jobs[uid].job)}
+            stay = tuple([uid for uid in self._waiting if uid not in looked_at or uid in waits])
+            if waits.difference(self._waiting).isdisjoint(controller.ranked):
+                return stay
+        return tuple([uid for uid in controller.ranked if uid in jobs and _waits(jobs[uid].job)])
+
     def _publish_users(
         self,
         now: float,
@@ -249,14 +283,9 @@ class StatusPublisher:
         ended: dict[str, list[bytes]] = {}
         for job in finished:
             ended.setdefault(job.user, []).append(encode_job(job if ids is None else _for_owner(job, ids)))
-        users = {one.job.user for one in self._rendered.values()} | ended.keys()
-        users |= {one.user for part in parts for one in part}
+        users = self._own.keys() | ended.keys() | {one.user for part in parts for one in part}
         if parts or finished != self._finished:
             changed = users
-        live: dict[str, list[bytes]] = {user: [] for user in changed}
-        for one in self._rendered.values():
-            if one.job.user in live:
-                live[one.job.user].append(one.whole if one.own is None else one.own)
         places: dict[str, dict[str, int]] = {}
         if parts:
             for place, uid in enumerate(self._waiting, start=1):
@@ -264,8 +293,10 @@ class StatusPublisher:
 
         def content_of(user: str) -> bytes:
             apps, deferred = ([one for one in part if one.user == user] for part in parts or ((), ()))
-            own = (live.get(user, []), places.get(user), ended.get(user, []))
-            return encode_jobs_file(0, own[0], places=own[1], finished=own[2], apps=apps, deferred=deferred)
+            own = self._own.get(user, {})
+            live = [own[uid] for uid in sorted(own, key=self._position.__getitem__)]
+            rest = (places.get(user), ended.get(user, []))
+            return encode_jobs_file(0, live, places=rest[0], finished=rest[1], apps=apps, deferred=deferred)
 
         self._private.write_users(users, changed, content_of, now)
 
@@ -345,9 +376,11 @@ class StatusPublisher:
         before = self._contention_before[job.uid]
         return {"alone_seconds": alone, "left_seconds": left, "contention_before": before}
 
-    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, controller: Controller) -> JobStatus:
+    def _job(self, job: Job, state: ClusterState, controller: Controller) -> JobStatus:
+        record, snapshot = state.jobs[job.uid].record, state.snapshot
         placement, now = job.placement, snapshot.now
-        co_runner = None if job.co_runner is None else snapshot.job.get(job.co_runner)
+        other = None if job.co_runner is None else state.jobs.get(job.co_runner)
+        co_runner = None if other is None else other.job
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
         run = record.current
         gains = run is not None and run.started is not None and run.suspended_at is None and run.started <= now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -18,7 +18,7 @@ from metasched.configuration.config import Intake
 from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
-from metasched.core.reuse import reuses_results
+from metasched.core.reuse import differing, in_order_of, patched, reuses_results
 from metasched.intake.admission import admission
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
@@ -83,7 +83,8 @@ class JobIntake:
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()
         self._reuses = reuses_results()
-        self._shown: tuple[object, object] | None = None  # jobs and records of the last poll, if all were marked
+        # jobs and records of the last poll, if all were marked
+        self._shown: tuple[Mapping[str, SlurmJob], Mapping[str, JobRecord]] | None = None
         self._marked: Mapping[str, RecordedJob] = {}  # jobs of the last poll for which nothing is left to write
 
     def take_in(self, observation: Observation, limits: Intake) -> Mapping[str, RecordedJob]:
@@ -115,13 +116,17 @@ class JobIntake:
             self.arrived = len(recorded)
             records = {**records, **recorded}
         self.deferred = {uid: (new[uid], reason) for uid, reason in deferred.items()}
-        marked, still_marked = self._marked, dict[str, RecordedJob]()
-        shown = (observation.ours, records)
-        if self._shown is not None and self._shown[0] is shown[0] and self._shown[1] is shown[1]:
-            return marked  # every job is as in the last poll, and there was nothing to write
-        jobs: dict[str, RecordedJob] = {}
-        for uid, slurm_job in observation.ours.items():
-            record = records.get(uid)
+        marked, ours = self._marked, observation.ours
+        looked_at: Collection[str] = ours.keys()
+        jobs, still_marked = dict[str, RecordedJob](), dict[str, RecordedJob]()
+        if self._shown is not None:  # there was nothing to write
+            differs = differing(self._shown[0], ours) | differing(self._shown[1], records)
+            if not differs:
+                return marked
+            looked_at = [uid for uid in ours if uid in differs]
+            jobs, still_marked = (patched(marked, differs, {}) for _ in range(2))
+        for uid in looked_at:
+            slurm_job, record = ours[uid], records.get(uid)
             if record is None:
                 continue  # it is deferred, or ended before the daemon saw it
             job = marked.get(uid)
@@ -132,9 +137,10 @@ class JobIntake:
                     jobs[uid] = job
                     continue
             jobs[uid] = still_marked[uid] = job
-        self._marked = still_marked
+        jobs = in_order_of([uid for uid in ours if uid in jobs], jobs)
+        self._marked = jobs if len(still_marked) == len(jobs) else still_marked
         is_settled = self._reuses and len(still_marked) == len(jobs) and not deferred
-        self._shown = shown if is_settled else None
+        self._shown = (ours, records) if is_settled else None
         held = set()  # records, each with a reason: tasks that share a record are held by one write
         for uid, (slurm_job, reason) in self.deferred.items():
             if (key := (self._record_id(slurm_job), reason.code)) not in held:

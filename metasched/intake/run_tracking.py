@@ -16,7 +16,7 @@ import structlog
 
 from metasched.core.model import Placement, Status
 from metasched.core.reasons import Code, Reason, to_text
-from metasched.core.reuse import Latest, reuses_results
+from metasched.core.reuse import Latest, differing, in_order_of, patched, reuses_results
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.launch_failures import (
     began_unseen,
@@ -134,10 +134,9 @@ class RunTracking:
         self._size_failures = SizeFailures(store, mailbox, reports)
         self._missing_since: dict[str, float] = {}  # by uid
         self._recovered_since: dict[str, float] = {}  # by uid
-        self._restarts: dict[str, int] = {}  # Slurm's restart counts in the last poll, by uid
         self._reuses = reuses_results()
-        # of the last poll: the jobs given, the live ones among them, and those of these that only wait
-        self._tracked_from: Mapping[str, RecordedJob] | None = None
+        # of the last poll: the jobs given, and where results are reused, the live ones and those that only wait
+        self._tracked_from: Mapping[str, RecordedJob] = {}
         self._live: Mapping[str, TrackedJob] = {}
         self._others = Latest[Mapping[str, RecordedJob]](reuses=self._reuses)  # the jobs that do more than wait
         self._waiting: dict[str, tuple[RecordedJob, TrackedJob]] = {}
@@ -156,7 +155,8 @@ class RunTracking:
         now = observation.now
         live: dict[str, TrackedJob] = {}
         over: dict[str, RecordedJob] = {}
-        waiting = self._waiting if jobs is self._tracked_from else self._unchanged(jobs)
+        changed = differing(self._tracked_from, jobs)
+        waiting = patched(self._waiting, changed, {}) if changed else self._waiting
         others = self._others.of(lambda: {uid: jobs[uid] for uid in jobs.keys() - waiting.keys()}, jobs, waiting)
         turns = self._reports.in_turn(job.record for job in others.values())
         runs = (record for record in turns if record.current is not None and record.current.started is not None)
@@ -171,28 +171,19 @@ class RunTracking:
                 live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
             else:
                 over[uid] = job
-        restarts = {uid: job.slurm.restarts for uid, job in others.items()}
-        if jobs is self._tracked_from and not over and all(map(_is_same, live.values(), map(self._live.get, live))):
-            tracked = self._live
-            self._restarts |= restarts
-        else:
-            tracked = {
-                uid: live[uid] if uid in live else waiting[uid][1] for uid in jobs if uid in live or uid in waiting
-            }
-            self._restarts = {uid: found[0].slurm.restarts for uid, found in waiting.items()} | restarts
+        tracked = self._live
+        if changed or over or not all(map(_is_same, live.values(), map(tracked.get, live))):
+            found = patched(tracked, {*changed, *over}, live)
+            tracked = in_order_of([uid for uid in jobs if uid in found], found)
         if self._reuses:
             came = {uid: (jobs[uid], job) for uid, job in live.items() if _only_waits(job)}
-            self._waiting = {**waiting, **came} if came or waiting is not self._waiting else waiting
-            self._tracked_from, self._live = jobs, tracked
+            self._waiting = patched(waiting, (), came) if came else waiting
+            self._live = tracked
+        self._tracked_from = jobs
         self._recovered_since = {uid: since for uid, since in self._recovered_since.items() if uid in jobs}
         # Last reports come last: those of one ended job may be as long as all others together.
         finished = sum(self._finish(record, over[record.uid].slurm, now) for record in turns if record.uid in over)
         return TrackedRuns(tracked, finished + self._finish_vanished(observation.missing, now))
-
-    def _unchanged(self, jobs: Mapping[str, RecordedJob]) -> dict[str, tuple[RecordedJob, TrackedJob]]:
-        """Return the jobs that Slurm and the store still show as waiting without an open run: nothing is to be done."""
-        known = self._waiting
-        return {uid: found for uid, job in jobs.items() if (found := known.get(uid)) is not None and found[0] is job}
 
     def _track(
         self, record: JobRecord, slurm: SlurmJob, inventory: NodeInventory, now: float, retries: Retries
@@ -415,7 +406,9 @@ class RunTracking:
         self, record: JobRecord, run: RunRecord, slurm: SlurmJob, status: Status, now: float, retries: Retries
     ) -> bool:
         began = run.started is not None
-        if not began and status is Status.HELD and began_unseen(run, slurm, self._restarts.get(record.uid)):
+        before = self._tracked_from.get(record.uid)
+        restarts = None if before is None else before.slurm.restarts
+        if not began and status is Status.HELD and began_unseen(run, slurm, restarts):
             self._record_unseen_start(record, now)
             began = True
         if began:

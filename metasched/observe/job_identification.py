@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import structlog
 
 from metasched.configuration.config import Intake
+from metasched.core.reuse import patched
 from metasched.observe.observed_job import ENDED
 from metasched.slurm.admin_comment import Stamp
 from metasched.slurm.client import SlurmJob
@@ -29,9 +31,70 @@ class IdentifiedJobs:
             depends on nothing but Slurm's list and the configuration.
     """
 
-    ours: Mapping[str, SlurmJob]
+    ours: dict[str, SlurmJob]
     others: Sequence[SlurmJob]
     by_stamps: bool
+
+
+class JobIdentifier:
+    """Identifies the jobs of successive lists, by ``identify``; where the stamps tell all, only what has changed.
+
+    Args:
+        reuses: whether results of earlier lists are used at all.
+    """
+
+    def __init__(self, *, reuses: bool = True) -> None:
+        self._reuses = reuses
+        self._intake: Intake | None = None
+        self._listed: Sequence[SlurmJob] = ()
+        self._objects: Mapping[int, SlurmJob] = {}  # those listed, by identity
+        self._latest: IdentifiedJobs | None = None  # None where not the stamps alone told the uids
+
+    def identify(
+        self, listed: Sequence[SlurmJob], records: Mapping[str, JobRecord], intake: Intake, now: float
+    ) -> IdentifiedJobs:
+        """Return what the function ``identify`` returns; the same object where list and configuration are the same."""
+        before = self._latest if self._reuses and intake is self._intake else None
+        if before is not None and listed is self._listed:
+            return before
+        objects = dict(zip(map(id, listed), listed, strict=True))
+        found = None
+        if before is not None:
+            came = [objects[one] for one in objects.keys() - self._objects.keys()]
+            went = [self._objects[one] for one in self._objects.keys() - objects.keys()]
+            found = _updated(before, came, went)
+        if found is None:
+            found = identify(listed, records, intake, now)
+        self._intake, self._listed, self._objects = intake, listed, objects
+        # Without all stamps, the records count as well, and a new uid is made only once.
+        self._latest = found if found.by_stamps else None
+        return found
+
+
+def _updated(before: IdentifiedJobs, came: Sequence[SlurmJob], went: Sequence[SlurmJob]) -> IdentifiedJobs | None:
+    """Return the jobs after some have come and gone; None where one has no stamp of its own, or moves another one."""
+    gone, new = (_by_stamp(jobs) for jobs in (went, came))
+    if gone is None or new is None or any(before.ours.get(uid) is not job for uid, job in gone.items()):
+        return None
+    last = before.ours[next(reversed(before.ours))].job_id if before.ours else 0
+    for uid, job in new.items():
+        place = gone[uid].job_id if uid in gone else None
+        if job.job_id != place and (uid in before.ours or job.job_id <= last):
+            return None
+    added = sorted(new.keys() - gone.keys(), key=lambda uid: new[uid].job_id)
+    changed = {uid: job for uid, job in new.items() if uid in gone}
+    return replace(before, ours=patched(before.ours, gone, changed) | {uid: new[uid] for uid in added})
+
+
+def _by_stamp(jobs: Sequence[SlurmJob]) -> dict[str, SlurmJob] | None:
+    """Return the jobs by the uids that their stamps tell; None where one has no stamp, or two have the same."""
+    stamps = [Stamp.read(job.admin_comment) for job in jobs]
+    found = {_uid(stamp.uid, job): job for stamp, job in zip(stamps, jobs, strict=True) if stamp is not None}
+    return found if len(found) == len(jobs) else None
+
+
+def _uid(base: str, job: SlurmJob) -> str:
+    return base if job.array_task_id is None else f"{base}_{job.array_task_id}"
 
 
 def identify(
@@ -52,7 +115,7 @@ def identify(
     new_uids: dict[int, str] = {}
     by_slurm_job_id: dict[tuple[str, float], str] | None = None
     by_stamps = True
-    for job in sorted(listed, key=lambda job: job.job_id):
+    for job in sorted(listed, key=attrgetter("job_id")):
         stamp = Stamp.read(job.admin_comment)
         if stamp is not None:
             base = stamp.uid
@@ -68,7 +131,7 @@ def identify(
             # The daemon died between the job's record and its stamp, or slurmctld crashed and forgot the stamp.
             known = by_slurm_job_id.get((job.slurm_job_id, job.submitted), "").partition("_")[0]
             base = new_uids.setdefault(job.array_job_id or job.job_id, known or new_uid(now, len(new_uids)))
-        uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
+        uid = _uid(base, job)
         rival = ours.get(uid)
         if rival is not None:  # an operator copied a stamp: the job with the store's Slurm job id keeps the uid
             by_stamps = False

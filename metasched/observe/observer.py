@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -11,8 +11,8 @@ from operator import attrgetter
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.core.reuse import Interned, Latest, reuses_results
-from metasched.observe.job_identification import IdentifiedJobs, identify
+from metasched.core.reuse import Interned, Latest, differing, reuses_results
+from metasched.observe.job_identification import JobIdentifier
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED
 from metasched.observe.reservations import Reservations
@@ -99,7 +99,8 @@ class Observer:
         self._hides_jobs = settings.hides_jobs
         self._settings_read: float | None = None  # unix seconds
         self._quotas = SlurmQuotas()
-        self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
+        # when, for whose jobs, and the jobs of the last poll
+        self._quotas_read: tuple[float, frozenset[Owner], Mapping[str, SlurmJob]] | None = None
         self._reuses = reuses = reuses_results()
         self._leaked_gpus = LeakedGpus(reuses=reuses)
         self._shared_records = Latest[frozenset[int]](reuses=reuses)
@@ -108,8 +109,7 @@ class Observer:
         self._unreserved = Latest[Reservations](reuses=reuses)
         self._inventory = Latest[NodeInventory](reuses=reuses)
         self._inventory_with_shards = Latest[NodeInventory](reuses=reuses)
-        self._identified = Latest[IdentifiedJobs](reuses=reuses)
-        self._owners = Latest[frozenset[Owner]](reuses=reuses)
+        self._identifier = JobIdentifier(reuses=reuses)
 
     def observe(self, now: float) -> Observation:
         """Read jobs, nodes, reservations and, where they are due, associations.
@@ -124,9 +124,9 @@ class Observer:
         reservations = self._reservations(self._client.reservations(), now)
         inventory = self._inventory.of(lambda: NodeInventory.of(nodes, reservations), nodes, reservations)
         records = self._records()
-        identified = self._identify(listed, records, now)
+        identified = self._identifier.identify(listed, records, self.config.intake, now)
         ours = identified.ours
-        self._read_quotas(self._owners.of(lambda: _owners(ours), ours), now)
+        self._read_quotas(ours, now)
         return Observation(
             now=now,
             listed=listed,
@@ -169,14 +169,7 @@ class Observer:
         """Return the reservations at this instant, which matters only where there are any."""
         return Reservations(listed, now) if listed else self._unreserved.of(Reservations)
 
-    def _identify(self, listed: Sequence[SlurmJob], records: Mapping[str, JobRecord], now: float) -> IdentifiedJobs:
-        intake = self.config.intake
-        identified = self._identified.of(lambda: identify(listed, records, intake, now), listed, intake)
-        if not identified.by_stamps:
-            self._identified.clear()  # the records count as well, and a new uid is made only once
-        return identified
-
-    def _read_quotas(self, owners: frozenset[Owner], now: float) -> None:
+    def _read_quotas(self, ours: Mapping[str, SlurmJob], now: float) -> None:
         """Read shares and limits where that is due: Slurm lists the limits of a user only once the user has jobs."""
         every = self.config.accounting.refresh_seconds
         if not every:
@@ -185,10 +178,12 @@ class Observer:
                 self._quotas = SlurmQuotas()
             return
         if self._quotas_read is not None:
-            at, known = self._quotas_read
-            if 0 <= now - at < every and owners <= known:
+            at, known, before = self._quotas_read
+            changed = [ours[uid] for uid in differing(before, ours) if uid in ours]
+            if 0 <= now - at < every and _owners(changed) <= known:
+                self._quotas_read = at, known, ours
                 return
-        self._quotas_read = now, owners
+        self._quotas_read = now, _owners(ours.values()), ours
         try:
             associations = self._client.associations()
             if not self._reuses or associations != self._quotas.associations:
@@ -205,8 +200,8 @@ def _shared_records(listed: Sequence[SlurmJob]) -> frozenset[int]:
     return frozenset(job_id for job_id, count in tasks.items() if count > 1) if len(tasks) < len(listed) else _NONE
 
 
-def _owners(jobs: Mapping[str, SlurmJob]) -> frozenset[Owner]:
+def _owners(jobs: Iterable[SlurmJob]) -> frozenset[Owner]:
     """Return the owners of the jobs that have not ended."""
     ended = ENDED
-    one_each = {(job.account, job.user, job.partition, job.qos): job for job in jobs.values() if job.state not in ended}
+    one_each = {(job.account, job.user, job.partition, job.qos): job for job in jobs if job.state not in ended}
     return frozenset(map(owner_of, one_each.values()))

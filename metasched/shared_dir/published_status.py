@@ -445,15 +445,18 @@ def encode_jobs_file(
     deferred: Iterable[DeferredStatus] = (),
 ) -> bytes:
     """Return the JSON of a ``JobsFile``; jobs and finished jobs are encoded already."""
-    return b'{"version":%d,"jobs":[%b],"order":%b,"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
-        version,
-        b",".join(jobs),
+    head = b'{"version":%d,"jobs":[' % version
+    rest = b'],"order":%b,"places":%b,"finished":[%b],"apps":%b,"deferred":%b}' % (
         msgspec.json.encode(order),
         msgspec.json.encode(places or {}),
         b",".join(finished),
         msgspec.json.encode(tuple(apps)),
         msgspec.json.encode(tuple(deferred)),
     )
+    parts = list(jobs) or [b""]
+    parts[0] = head + parts[0]
+    parts[-1] += rest
+    return b",".join(parts)  # the only copy of some megabytes
 
 
 def publish_jobs(shared: Path, version: int, encoded: Iterable[bytes], order: Sequence[str]) -> None:

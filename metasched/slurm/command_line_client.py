@@ -8,13 +8,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
-from metasched.slurm.command_runner import error_of, plain_environment, run_command, run_for_large_output
+from metasched.slurm.command_runner import Buffer, error_of, plain_environment, run_command, run_for_large_output
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
@@ -40,6 +40,8 @@ _BOOT_TIME = re.compile(r"^BOOT_TIME\s*=\s*([0-9]+)\s*$", re.MULTILINE)
 _FULL_READ_SECONDS = 60.0
 _MOST_SINGLE_READS = 200
 """Changed jobs up to which only these are read; the JSON of one job costs Slurm 0.1 ms, the command 15 ms."""
+_MOST_PICKED = 4
+"""Changed jobs up to which only these are parsed in the JSON of all jobs; to find one takes a fifth of parsing all."""
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
@@ -72,8 +74,7 @@ class CommandLineClient:
         self._jobs: tuple[SlurmJob, ...] = ()
         self._jobs_parser = json_parser.JobsParser()
         self._nodes_parser = json_parser.NodesParser()
-        self._text = ""  # of the list of jobs in the poll before
-        self._lines: Mapping[str, str] | None = None  # of the poll that self._jobs is from, by job id; None: read all
+        self._text: str | None = None  # the list of jobs in the poll that self._jobs is from; None: read all
         self._written: set[str] = set()  # ids of the jobs that were written since
         self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as is known
         self._full_read = 0.0
@@ -134,31 +135,36 @@ class CommandLineClient:
         """See SlurmClient.
 
         The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s. So the JSON of those jobs is read whose
-        line differs from that of the poll before, or that this client has written since. That of all jobs is read by
-        Slurm 22.05, which prints no JSON of single jobs, where array tasks or many jobs have changed, and once a minute
-        for changes that the text does not show (an edited comment). An unchanged job is the same object as before.
+        line differs from that of the poll before, or that this client has written since. Slurm 22.05 prints no JSON of
+        single jobs: theirs is found in that of all. All jobs are read where array tasks or many jobs have changed, and
+        once a minute for changes that the text does not show (an edited comment). An unchanged job is the same object
+        as before.
         """
         with self._lock:
             # The text is read first: a change between the two reads shows at the next poll.
             text = self._run([*_SQUEUE, "-h", "-o", _FINGERPRINT])
-            read_all = self._lines is None or time.monotonic() - self._full_read >= _FULL_READ_SECONDS
+            read_all = self._text is None or time.monotonic() - self._full_read >= _FULL_READ_SECONDS
             if text == self._text and not self._written and not read_all:
                 return self._jobs
-            lines = _lines(text)
-            known, written, self._written = self._lines, self._written, set()
-            self._lines = None  # until the jobs are read: an error leaves what has changed unknown
-            if known is None or read_all:
+            before, written, self._written = self._text, self._written, set()
+            self._text = None  # until the jobs are read: an error leaves what has changed unknown
+            if before is None or read_all:
                 self._read_all()
-            elif changed := {job_id for job_id, line in lines.items() if known.get(job_id) != line} | written:
-                self._read_changed(changed, gone=known.keys() - lines.keys())
-            elif gone := known.keys() - lines.keys():
-                self._read_changed(set(), gone=gone)
-            self._lines, self._text = lines, text
+            else:
+                changed, gone = _differences(before, text)
+                if changed or written or gone:
+                    self._read_changed(changed | written, gone=gone)
+            self._text = text
             return self._jobs
 
     def _read_all(self) -> None:
-        started = time.monotonic()
-        document = run_for_large_output([*_SQUEUE, "--json"], timeout=self._timeout, env=self._env)
+        started, document = time.monotonic(), self._all_as_json()
+        self._parse_all(document, started)
+
+    def _all_as_json(self) -> Buffer:
+        return run_for_large_output([*_SQUEUE, "--json"], timeout=self._timeout, env=self._env)
+
+    def _parse_all(self, document: Buffer, started: float) -> None:
         parsed = self._jobs_parser.parse(document)
         self._jobs, self._full_read = parsed.records, started
         self._warn(parsed.errors)
@@ -166,12 +172,20 @@ class CommandLineClient:
     def _read_changed(self, changed: set[str], gone: AbstractSet[str]) -> None:
         """Read the jobs of the ids again, and drop those that are gone; read all where array tasks are among them."""
         simple = all(job_id.isdecimal() for job_id in changed | gone)
-        if not simple or len(changed) > _MOST_SINGLE_READS or (changed and not self._reads_single):
+        most = _MOST_SINGLE_READS if self._reads_single else _MOST_PICKED
+        if not simple or len(changed) > most:
             self._read_all()
             return
         started, known_ids = time.monotonic(), {job.slurm_job_id for job in self._jobs}
         found: dict[str, SlurmJob] = {}
-        if changed:
+        if changed and not self._reads_single:
+            document = self._all_as_json()
+            picked = self._jobs_parser.pick(document, changed, new=changed - known_ids)
+            if picked is None:
+                self._parse_all(document, started)
+                return
+            found = {job.slurm_job_id: job for job in picked}
+        elif changed:
             try:
                 argv = [*_SQUEUE, "--json", "-j", ",".join(sorted(changed))]
                 document = run_for_large_output(argv, timeout=self._timeout, env=self._env)
@@ -189,10 +203,9 @@ class CommandLineClient:
                 else:
                     self._read_all()
                 return
-        kept = (found.get(job.slurm_job_id, job) for job in self._jobs)
         vanished = (changed - found.keys()) | gone
         new = found.keys() - known_ids
-        jobs = tuple(job for job in kept if job.slurm_job_id not in vanished)
+        jobs = [found.get(job.slurm_job_id, job) for job in self._jobs if job.slurm_job_id not in vanished]
         self._jobs = (*jobs, *(job for slurm_job_id, job in found.items() if slurm_job_id in new))
 
     def nodes(self) -> Sequence[SlurmNode]:
@@ -326,6 +339,7 @@ class CommandLineClient:
             if found < json_releases.OLDEST:
                 raise SlurmTooOldError(found, json_releases.OLDEST)
             self._installed = found
+            self._reads_single = json_releases.may_print_single_jobs(found)
         return self._installed
 
     def _read_racks(self) -> Mapping[str, str]:
@@ -386,14 +400,21 @@ class CommandLineClient:
             _log.log(level, "%s", message)
 
 
-def _lines(text: str) -> dict[str, str]:
-    """Return the lines of a list of jobs, by job id.
+def _differences(before: str, after: str) -> tuple[set[str], set[str]]:
+    """Return the ids of the jobs whose lines differ between two lists of jobs or are new, and of those that are gone.
 
     Slurm's start forecasts of waiting jobs are left out: they change all the time.
     """
+    earlier, later = set(before.splitlines()), set(after.splitlines())
+    old, new = _lines(earlier - later), _lines(later - earlier)
+    return {job_id for job_id, line in new.items() if old.get(job_id) != line}, old.keys() - new.keys()
+
+
+def _lines(lines: Iterable[str]) -> dict[str, str]:
+    """Return lines of a list of jobs without forecasts, by job id."""
     return {
         line.partition("|")[0]: line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
-        for line in text.splitlines()
+        for line in lines
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Generic, TypeVar
@@ -111,6 +111,36 @@ class JobsParser:
             records += found
         self._known = known if whole else self._known | known
         return Parsed(tuple(records), tuple(errors))
+
+    @staticmethod
+    def pick(document: Buffer, job_ids: Collection[str], new: Collection[str]) -> tuple[SlurmJob, ...] | None:
+        """Parse the records of a few jobs in an output about all jobs, without reading the others.
+
+        Args:
+            document: the output, which Slurm indents by two spaces a level.
+            job_ids: of jobs that are no array tasks.
+            new: those of them that are looked for from the end, where Slurm lists the latest jobs.
+
+        Returns:
+            The jobs; None where one of them is not found as a record of its own in that form.
+        """
+        found: list[SlurmJob] = []
+        for job_id in job_ids:
+            # A line break within a text is written as \\n, so that no user's text can look like this.
+            line = b'\n      "job_id": %b,' % job_id.encode()
+            at = document.rfind(line) if job_id in new else document.find(line)
+            begin, end = document.rfind(b"\n    {\n", 0, max(at, 0) + 1), document.find(b"\n    }", max(at, 0))
+            if min(at, begin, end) < 0:
+                return None
+            record = document[begin:end].decode(errors="replace")
+            try:
+                parsed = parse_jobs(f'{{"jobs":[{record}}}]}}')
+            except MalformedOutputError:
+                return None
+            if parsed.errors or [job.slurm_job_id for job in parsed.records] != [job_id]:
+                return None
+            found += parsed.records
+        return tuple(found)
 
 
 class _RawJobs(msgspec.Struct):

@@ -77,8 +77,8 @@ def check_published(controller, state, shared):
     waiting = [uid for uid in controller.ranked if uid in state.jobs and _waits(state.snapshot.job[uid])]
     assert {job.uid: job.place for job in status.jobs if job.place} == {uid: n for n, uid in enumerate(waiting, 1)}
     for found in status.jobs:
-        job, record = state.snapshot.job[found.uid], state.jobs[found.uid].record
-        expected = publisher._job(job, state.snapshot, record, controller)
+        job = state.snapshot.job[found.uid]
+        expected = publisher._job(job, state, controller)
         for name in expected.__struct_fields__:
             one, other = getattr(found, name), getattr(expected, name)
             if name in {"attained_service", "ran_seconds", "waited_seconds"}:

@@ -10,7 +10,7 @@ from metasched.core.model import Hold
 from metasched.slurm import json_releases
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.json_parser import NodesParser, parse_jobs, parse_nodes, parse_reservations
+from metasched.slurm.json_parser import JobsParser, NodesParser, parse_jobs, parse_nodes, parse_reservations
 
 MIB = 2**20
 
@@ -258,6 +258,42 @@ def test_hostile_text_is_only_text():
     evil = 'a UserId=root(0) "}],\n{"job_id": 1\x1b[31m'
     found = job(PENDING_22, name=evil, comment=evil)
     assert (found.name, found.comment, found.user, found.job_id) == (evil, evil, "ann", 22)
+
+
+def indented(*records):
+    """The records as Slurm prints them."""
+    return json.dumps({"meta": {}, "errors": [], "jobs": records}, indent=2).encode()
+
+
+@pytest.mark.parametrize("new", [(), ("22", "23")])
+def test_a_few_records_are_picked_from_those_of_all_jobs(new):
+    """The picked jobs are those that parsing all gives, whatever users write."""
+    evil = '"},\n    {\n      "job_id": 23,\n      "comment": "\n    }'
+    records = (RUNNING_22, PENDING_22 | {"name": evil, "comment": evil}, PENDING_22 | {"job_id": 23}, RUNNING_22)
+    found = JobsParser.pick(indented(*records), ["22", "23"], new=new)
+    assert found == read(*records[1:3]).records
+
+
+@pytest.mark.parametrize(
+    ("records", "job_id"),
+    [
+        ((PENDING_22,), "2"),  # no job
+        ((PENDING_22 | {"job_state": "DANCING"},), "22"),  # an unreadable record
+        ((PENDING_22 | {"array_job_id": 22, "array_task_string": "1-3"},), "22"),  # several jobs
+    ],
+)
+def test_a_record_that_is_not_that_of_one_job_is_not_picked(records, job_id):
+    """Then all records are to be read."""
+    assert JobsParser.pick(indented(*records), [job_id], new=()) is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", json.dumps({"jobs": [PENDING_22]}).encode(), indented(PENDING_22)[:200], indented(PENDING_22)[:-90]],
+)
+def test_nothing_is_picked_from_a_document_of_another_form(document):
+    """A document on one line and one that was cut off are left to the parser of all records."""
+    assert JobsParser.pick(document, ["22"], new=()) is None
 
 
 def test_gpus_of_several_types_are_counted_together():
