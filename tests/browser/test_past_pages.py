@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import product
 
 import pytest
 import uvicorn
@@ -66,7 +67,7 @@ def wait_for(window, condition):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_and_fits(window, name, tmp_path):
     """axe-core finds nothing, nothing is wider than the window, and no request or CSP report is out of place."""
-    for width, scheme in zip(WIDTHS, SCHEMES, strict=True):  # each page light and wide, and dark and narrow
+    for width, scheme in product(WIDTHS, SCHEMES):
         window.open(PAGES[name], width=width, scheme=scheme)
         window.screenshot(tmp_path / f"{name}-{width}-{scheme}.png")
         assert window.violations() == []
@@ -83,7 +84,9 @@ def test_charts_of_a_job_can_be_read_with_the_pointer(window):
     assert window.problems() == []
 
 
-@pytest.mark.parametrize("name", ["job", "app", "timeline", "fairness", "replay", "policies", "what-if", "comparisons"])
+@pytest.mark.parametrize(
+    "name", ["job", "apps", "app", "timeline", "fairness", "replay", "policies", "what-if", "comparisons"]
+)
 def test_a_page_needs_no_scripts(window, name):
     """Without scripts, headings, charts and tables are there, and the slider of past rounds is hidden."""
     window.open(PAGES[name], scripts=False)
