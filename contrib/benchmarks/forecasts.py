@@ -12,7 +12,8 @@ the median time from the forecast to the truth, and "width / time" the median of
 by being wide.
 
 One delay moves a whole queue, so each row has the outcomes of several workloads (``--workloads``), each of which is
-forecast with a calibration of its own.
+forecast with a calibration of its own. No two workloads of a trace have a job in common, nor jobs of one burst; more
+workloads than a trace holds are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from metasched.core.apps import AppsState
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.forecast.calibration import Calibration
-from metasched.forecast.durations import EarlierJob, EarlierJobs
+from metasched.forecast.durations import EarlierJob, EarlierJobs, bursts_of
 from metasched.forecast.queue_forecast import Effort, Situation, forecast_queue
 from metasched.forecast.records import InstantRange
 from metasched.scheduling.engine import RoundResult
@@ -54,6 +55,16 @@ FORECASTS = 60
 """Forecasts until the last arrival of a trace, at most."""
 LEAST_OUTCOMES = 20
 """A share of fewer outcomes than this number is printed, and is no target."""
+
+
+class TooManyWorkloadsError(ValueError):
+    """A trace does not hold so many workloads."""
+
+    def __init__(self, trace: Path, jobs: int, bursts: int, workload_jobs: int, most: int) -> None:
+        super().__init__(
+            f"{trace}: its {jobs} jobs of at most {MOST_JOB_GPUS} GPUs, in {bursts} bursts, are {most} workloads of "
+            f"{workload_jobs} jobs: give --workloads {most} or less, or fewer --jobs"
+        )
 
 
 @dataclass(frozen=True)
@@ -145,26 +156,35 @@ class Tally:
 
 @dataclass
 class Kind:
-    """The open forecasts, the calibration and the outcomes of starts or of ends."""
+    """The calibration, the open forecasts and the outcomes of starts or of ends.
+
+    Attributes:
+        calibration: learned from the outcomes so far.
+        first: the open first forecasts, each with its instant, by uid.
+        halfway: the open forecasts halfway, likewise.
+        first_tally: the outcomes of first forecasts.
+        halfway_tally: the outcomes of forecasts halfway.
+        tally: the outcomes of all forecasts, also those between first and halfway.
+    """
 
     calibration: Calibration = field(default_factory=Calibration)
     first: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
     halfway: dict[str, tuple[float, InstantRange]] = field(default_factory=dict)
-    firsts: Tally = field(default_factory=Tally)
-    halves: Tally = field(default_factory=Tally)
-    every: Tally = field(default_factory=Tally)
+    first_tally: Tally = field(default_factory=Tally)
+    halfway_tally: Tally = field(default_factory=Tally)
+    tally: Tally = field(default_factory=Tally)
     _known: set[tuple[str, bool]] = field(default_factory=set)
 
     def take_outcomes(self, other: Kind) -> None:
         """Count the outcomes of another workload, too."""
-        self.firsts += other.firsts
-        self.halves += other.halves
-        self.every += other.every
+        self.first_tally += other.first_tally
+        self.halfway_tally += other.halfway_tally
+        self.tally += other.tally
 
     @property
     def both(self) -> Tally:
         """The outcomes of first forecasts and of those halfway together."""
-        return self.firsts + self.halves
+        return self.first_tally + self.halfway_tally
 
     def add(self, uid: str, at: float, found: InstantRange) -> None:
         """Keep a forecast, if it is the job's first, or the one halfway to the median of an open first one."""
@@ -180,7 +200,7 @@ class Kind:
     def resolve(self, now: float, truth: Callable[[str, float], float | None], counted: Callable[[str], bool]) -> None:
         """Compare the forecasts whose truth is known by now, and learn from them."""
         outcomes = []
-        for held, tally in ((self.first, self.firsts), (self.halfway, self.halves)):
+        for held, tally in ((self.first, self.first_tally), (self.halfway, self.halfway_tally)):
             came = {uid: instant for uid, (at, _) in held.items() if (instant := truth(uid, at)) is not None}
             for uid, instant in came.items():
                 if instant > now:
@@ -282,37 +302,54 @@ def measure(case: Case, samples: int) -> tuple[Kind, Kind, int, float]:
                 kind.add(one.uid, now, instant)
                 came = truth(one.uid, now)
                 if came is not None and one.uid not in warm:
-                    kind.every.add(now, instant, came)
+                    kind.tally.add(now, instant, came)
     return starts, ends, len(moments), time.process_time() - begun
 
 
-def traced(trace: Path, number: int, jobs: int, load: float, round_seconds: float = 360.0) -> Case:
-    """Each n-th job that fits, of a trace of Microsoft's clusters (elasticflow-traces).
+def traced(trace: Path, workloads: int, jobs: int, load: float, round_seconds: float = 360.0) -> list[Case]:
+    """Disjoint workloads of a trace of Microsoft's clusters (elasticflow-traces), of the jobs that fit.
 
-    The jobs are from the whole trace, because few bursts are few observations, whatever the number of their jobs is.
-    Arrivals are scaled so that the jobs ask for ``load`` of the cluster's GPU time until the last arrival.
+    Bursts are as in forecasts, jobs of one number of GPUs that were submitted within a minute of each other: the trace
+    names no users. They are dealt to the workloads in turn, each as a whole. Of a workload's jobs at most ``jobs``
+    stay, taken evenly from the whole trace, because few bursts are few observations, whatever the number of their jobs
+    is. Arrivals are scaled so that a workload's jobs ask for ``load`` of the cluster's GPU time until the last arrival.
 
     Args:
         trace: its file.
-        number: of the first job; another number gives other jobs of the same trace.
-        jobs: most jobs.
+        workloads: how many.
+        jobs: most jobs of a workload.
         load: of the cluster, 1 for all of its GPU time.
         round_seconds: the length of a round.
+
+    Raises:
+        TooManyWorkloadsError: the trace has fewer jobs or bursts.
     """
-    whole = sorted(read_microsoft(trace).submissions, key=lambda one: one.job.submitted)
-    fitting = [one for one in whole if one.job.gpus <= MOST_JOB_GPUS]
-    step = max(len(fitting) // jobs, 1)
-    ordered = fitting[number % step :: step][:jobs]
-    first = ordered[0].job.submitted
-    span = ordered[-1].job.submitted - first
-    scale = sum(one.training.total * one.job.gpus for one in ordered) / (load * 8 * NODES) / span
+    fitting = {one.job.uid: one for one in read_microsoft(trace).submissions if one.job.gpus <= MOST_JOB_GPUS}
+    bursts = bursts_of([EarlierJob(one.job, one.training.total, ended=True) for one in fitting.values()])
+    most = max(min(len(fitting) // jobs, len(bursts) // 2), 1)
+    if workloads > most:
+        raise TooManyWorkloadsError(trace, len(fitting), len(bursts), jobs, most)
+    found = []
+    for number in range(workloads):
+        dealt = [fitting[one.job.uid] for burst in bursts[number::workloads] for one in burst]
+        dealt.sort(key=lambda one: (one.job.submitted, one.job.uid))
+        count = min(jobs, len(dealt))
+        chosen = [dealt[place * len(dealt) // count] for place in range(count)]
+        found.append(_at_load(trace.stem, chosen, load, round_seconds))
+    return found
+
+
+def _at_load(name: str, chosen: Sequence[Submission], load: float, round_seconds: float) -> Case:
+    """Return a case of jobs of a trace, in the order of their submissions; see ``traced``."""
+    first = chosen[0].job.submitted
+    span = chosen[-1].job.submitted - first
+    scale = sum(one.training.total * one.job.gpus for one in chosen) / (load * 8 * NODES) / span
     scaled = [
         replace(one, declared=False, job=one.job.evolve(submitted=(one.job.submitted - first) * scale))
-        for one in ordered
+        for one in chosen
     ]
     every = max(span * scale / FORECASTS, 600.0)
-    workload = Workload(trace.stem, tuple(scaled))
-    return Case(f"{trace.stem}, fifo", workload, cluster(NODES, 8), Fifo(), every, round_seconds)
+    return Case(f"{name}, fifo", Workload(name, tuple(scaled)), cluster(NODES, 8), Fifo(), every, round_seconds)
 
 
 def generated(number: int, jobs: int) -> Case:
@@ -355,19 +392,23 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a share misses its target."""
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
-    cases: dict[str, Callable[[Path, int, int | None], Case]] = {
-        "cluster01": lambda data, number, jobs: traced(data / "microsoft" / "cluster01.csv", number, jobs or 240, 0.7),
-        "cluster02": lambda data, number, jobs: traced(
-            data / "microsoft" / "cluster02.csv", number, jobs or 400, 0.9, 1800.0
+    cases: dict[str, Callable[[Path, int, int | None], list[Case]]] = {
+        "cluster01": lambda data, count, jobs: traced(data / "microsoft" / "cluster01.csv", count, jobs or 240, 0.7),
+        "cluster02": lambda data, count, jobs: traced(
+            data / "microsoft" / "cluster02.csv", count, jobs or 400, 0.9, 1800.0
         ),
-        "generated": lambda _, number, jobs: generated(number, jobs or 240),
-        "demo": lambda _, number, jobs: demo_like(number, jobs or 240),
+        "generated": lambda _, count, jobs: [generated(number, jobs or 240) for number in range(count)],
+        "demo": lambda _, count, jobs: [demo_like(number, jobs or 240) for number in range(count)],
     }
     parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases), help="the rows to measure")
     parser.add_argument("--workloads", type=common.positive, default=5, help="workloads of each row (default 5)")
     parser.add_argument("--jobs", type=common.positive, help="jobs of a workload (default 400 of cluster02, else 240)")
     parser.add_argument("--samples", type=common.positive, default=10, help="simulations of a forecast (default 10)")
     options = parser.parse_args(given)
+    try:
+        chosen = {name: cases[name](options.data, options.workloads, options.jobs) for name in options.cases}
+    except TooManyWorkloadsError as error:
+        parser.error(str(error))
     columns = (
         *("held / outcomes", "width / time", "first ones", "width, min", "halfway", "width, min"),
         *("early, late", "all"),
@@ -375,10 +416,9 @@ def main(given: Sequence[str] | None = None) -> int:
     print(f"| case | forecasts | CPU s each | of | {' | '.join(columns)} |")
     print("|---" * (4 + len(columns)) + "|")
     missed, rows = [], {}
-    for name in options.cases:
+    for name, workloads in chosen.items():
         starts, ends, forecasts, total = Kind(), Kind(), 0, 0.0
-        for number in range(options.workloads):
-            case = cases[name](options.data, number, options.jobs)
+        for number, case in enumerate(workloads):
             found_starts, found_ends, moments, seconds = measure(case, options.samples)
             starts.take_outcomes(found_starts)
             ends.take_outcomes(found_ends)
@@ -386,14 +426,18 @@ def main(given: Sequence[str] | None = None) -> int:
             common.say(f"{case.name}, workload {number}: starts {found_starts.both}, ends {found_ends.both}")
         for what, kind in (("starts", starts), ("ends", ends)):
             both, share = kind.both, kind.both.share
-            known = {"share": share, "outcomes": both.count, "width_ratio": both.ratio, "all": kind.every.share}
+            known = {"share": share, "outcomes": both.count, "width_ratio": both.ratio, "all": kind.tally.share}
             rows[f"{name} {what}"] = known
             if share is not None and both.count >= LEAST_OUTCOMES and not LEAST_COVERED <= share <= MOST_COVERED:
-                missed.append(f"{case.name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}")
+                missed.append(
+                    f"{workloads[0].name}, {what}: {share:.0%}, target {LEAST_COVERED:.0%} to {MOST_COVERED:.0%}"
+                )
             ratio = "" if both.ratio is None else f"{both.ratio:.1f}"
-            cells = " | ".join([str(both), ratio, *(f"{each} | {each.width}" for each in (kind.firsts, kind.halves))])
-            print(f"| {case.name} | {forecasts} | {total / max(forecasts, 1):.1f} | {what}", end=" | ")
-            print(f"{cells} | {both.early}, {both.late} | {kind.every} |", flush=True)
+            cells = " | ".join(
+                [str(both), ratio, *(f"{each} | {each.width}" for each in (kind.first_tally, kind.halfway_tally))]
+            )
+            print(f"| {workloads[0].name} | {forecasts} | {total / max(forecasts, 1):.1f} | {what}", end=" | ")
+            print(f"{cells} | {both.early}, {both.late} | {kind.tally} |", flush=True)
     print("\n".join(["", *(f"missed: {each}" for each in missed)]))
     common.finish(rows, as_json=options.json)
     return 1 if missed else 0

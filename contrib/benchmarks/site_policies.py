@@ -46,7 +46,7 @@ def fill_policies(store: Store, uids: Sequence[str], rounds: int, round_seconds:
         [
             ForecastRecord(uids[0], "start", rounds - 120, begin - 600, begin - 300, begin + 60, begin + 900),
             ForecastRecord(uids[0], "end", rounds - 120, begin - 600, now + 2000, now + 9000, now + 30_000),
-            ForecastRecord(uids[0], "end", rounds, now - 20, now + 5000, now + 7000, now + 9000, halfway=True),
+            ForecastRecord(uids[0], "end", rounds, now - 20, now + 5000, now + 7000, now + 9000),
         ]
     )
     store.resolve_forecasts()

@@ -47,7 +47,7 @@ def command(command_paths: CommandPaths, *, days: float, state: Path | None, as_
     }
     if as_json:
         known = {
-            kind: None if one is None else dict(zip(("below", "above", "outcomes"), one, strict=True))
+            kind: None if one is None else dict(zip(("below", "above", "outcomes", "steps"), one, strict=True))
             for kind, one in factors.items()
         }
         rows = [{**dataclasses.asdict(one), "covered": one.covered} for one in found]

@@ -154,7 +154,7 @@ class SideWork:
                     found.setdefault(record.kind, []).append((instant, record.truth))
             for kind, outcomes in found.items():
                 one = calibration_of(self._store, kind).learned(outcomes)
-                self._store.set_forecast_calibration(kind, one.below, one.above, one.outcomes)
+                self._store.set_forecast_calibration(kind, one.below, one.above, one.outcomes, one.steps)
 
     def _take_shadows(self, content: bytes | None) -> None:
         """Record what the shadow policies would have decided."""

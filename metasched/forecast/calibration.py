@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from metasched.forecast.records import HIGH, LOW, InstantRange
 
 FIRST_STEP, LEAST_STEP = 0.3, 0.04
-"""The step of a factor's logarithm at the first outcome, and the least one, which later outcomes approach."""
+"""The first step of a factor's logarithm, and the least one, which later steps approach."""
 LEAST_FACTOR, MOST_FACTOR = 0.05, 50.0
 LEAST_SECONDS = 5.0
 """The least distance of a range's ends from its median before calibration: polls and starts take some seconds."""
@@ -31,11 +31,13 @@ class Calibration:
         below: the factor on the distance of the lower end.
         above: the factor on the distance of the upper end.
         outcomes: the number of outcomes that the factors were learned from.
+        steps: the number of steps, of one or more outcomes each, that the factors were learned in.
     """
 
     below: float = 1.0
     above: float = 1.0
     outcomes: int = 0
+    steps: int = 0
 
     def learned(self, outcomes: Sequence[tuple[InstantRange, float]]) -> Calibration:
         """Return the calibration after outcomes that became known together.
@@ -43,7 +45,7 @@ class Calibration:
         Args:
             outcomes: calibrated ranges that were forecast, each with the instant that came; at least one.
         """
-        step = max(LEAST_STEP, FIRST_STEP / math.sqrt(1 + self.outcomes))
+        step = max(LEAST_STEP, FIRST_STEP / math.sqrt(1 + self.steps))
         count = len(outcomes)
         early = sum(truth < found.low for found, truth in outcomes) / count
         late = sum(found.high is not None and truth > found.high for found, truth in outcomes) / count
@@ -52,6 +54,7 @@ class Calibration:
             below=_bounded(self.below * math.exp(step * (early - LOW))),
             above=_bounded(self.above * math.exp(step * (late - (1.0 - HIGH)))),
             outcomes=self.outcomes + count,
+            steps=self.steps + 1,
         )
 
     def applied(self, found: InstantRange, at: float) -> InstantRange:

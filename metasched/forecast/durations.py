@@ -28,6 +28,9 @@ ASSUMED_ERROR = 1.0
 TAIL_EXPONENT = 1.5
 """The exponent of the tail of durations, for jobs that have outlasted all earlier ones."""
 
+_Level = tuple[str | int, ...]
+"""What the jobs of a group have in common."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierJob:
@@ -78,6 +81,19 @@ class Durations:
         return max(self._last, seconds) * math.pow(1.0 - rng.random(), -1.0 / TAIL_EXPONENT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Similar jobs.
+
+    Attributes:
+        durations: of the jobs.
+        ended: the share of the jobs that have ended, of each burst with such jobs, by the number of the burst.
+    """
+
+    durations: Durations
+    ended: Mapping[int, float]
+
+
 @dataclass(frozen=True)
 class EarlierJobs:
     """The jobs of the last days, from which work and arrivals are drawn.
@@ -97,7 +113,8 @@ class EarlierJobs:
     resemblance: float = field(init=False)
     burst_of: Mapping[str, int] = field(init=False, repr=False)
     bursts: Sequence[Sequence[EarlierJob]] = field(init=False, repr=False)
-    _groups: Mapping[tuple[str | int, ...], Durations] = field(init=False, repr=False)
+    _groups: Mapping[_Level, _Group] = field(init=False, repr=False)
+    _level_durations: dict[tuple[_Level, ...], list[tuple[Durations, float]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         bursts = bursts_of(self.jobs)
@@ -105,29 +122,38 @@ class EarlierJobs:
         object.__setattr__(self, "bursts", bursts)
         object.__setattr__(self, "burst_of", burst_of)
         object.__setattr__(self, "resemblance", _resemblance(bursts))
-        groups: dict[tuple[str | int, ...], list[tuple[EarlierJob, int]]] = {}
+        groups: dict[_Level, list[tuple[EarlierJob, int]]] = {}
         for one in self.jobs:
             for key in _levels(one.job):
                 groups.setdefault(key, []).append((one, burst_of[one.job.uid]))
-        object.__setattr__(self, "_groups", {key: _weighted(found) for key, found in groups.items()})
+        object.__setattr__(self, "_groups", {key: _group(found) for key, found in groups.items()})
+        object.__setattr__(self, "_level_durations", {})  # filled as jobs are drawn
 
     def drawn(self, job: Job, beyond: float, rng: random.Random) -> float | None:
         """Return a drawn duration of a job that lasts longer than ``beyond``; None for one unlike all earlier jobs.
 
         The draw is from the jobs of the same user and name, else of the same user and number of GPUs, else of the same
-        user, else of all. Where a level adds n
-        bursts that have ended to those of the level before, the draw leaves it with a probability of 1 / (n + 1): the
-        next burst may be unlike all of them.
+        user, else of all. Where a level adds n bursts that have ended to those of the levels before, the draw leaves it
+        with a probability of 1 / (n + 1): the next burst may be unlike all of them.
         """
-        refused = 0.0
-        for key in _levels(job):
-            known = self._groups.get(key)
-            if known is not None:
-                count = max(known.ended - refused, 0.0)
-                if count > 0.0 and rng.random() * (count + 1.0) < count:
-                    return known.drawn_beyond(beyond, rng)
-                refused = max(known.ended, refused)
+        for durations, count in self._durations_by_level(job):
+            if rng.random() * (count + 1.0) < count:
+                return durations.drawn_beyond(beyond, rng)
         return None
+
+    def _durations_by_level(self, job: Job) -> list[tuple[Durations, float]]:
+        """Return the durations of each level that adds ended bursts to those before, with the number of these."""
+        levels = _levels(job)
+        found = self._level_durations.get(levels)
+        if found is None:
+            found = self._level_durations[levels] = []
+            counted: set[int] = set()
+            for group in (self._groups[key] for key in levels if key in self._groups):
+                count = sum(share for burst, share in group.ended.items() if burst not in counted)
+                if count > 0.0:
+                    found.append((group.durations, count))
+                counted.update(group.ended)
+        return found
 
 
 class DrawnDurations:
@@ -191,15 +217,19 @@ def bursts_of(jobs: Sequence[EarlierJob]) -> list[list[EarlierJob]]:
     return found
 
 
-def _levels(job: Job) -> tuple[tuple[str | int, ...], ...]:
+def _levels(job: Job) -> tuple[_Level, ...]:
     """Return the groups of similar jobs that a job belongs to, the most similar ones first."""
     return (job.user, job.name), (job.user, job.gpus), (job.user,), ()
 
 
-def _weighted(jobs: Sequence[tuple[EarlierJob, int]]) -> Durations:
-    """Return the durations of jobs, of which those of one burst count as one."""
+def _group(jobs: Sequence[tuple[EarlierJob, int]]) -> _Group:
+    """Return a group of jobs, each with the number of its burst; those of one burst count as one."""
     of_burst = Counter(burst for _, burst in jobs)
-    return Durations((one, 1.0 / of_burst[burst]) for one, burst in jobs)
+    ended = Counter(burst for one, burst in jobs if one.ended and one.seconds > 0)
+    return _Group(
+        Durations((one, 1.0 / of_burst[burst]) for one, burst in jobs),
+        {burst: count / of_burst[burst] for burst, count in ended.items()},
+    )
 
 
 def _resemblance(bursts: Sequence[Sequence[EarlierJob]]) -> float:

@@ -271,7 +271,8 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 
     The k-th of n values is the quantile k / (n + 1), the probability that a further value of the same distribution lies
     below it: of ten values, numpy's quantiles of 10 % and 90 % lie around 65 % of further ones. numpy has NaN next to
-    infinite values.
+    infinite values. A quantile below 1 / (n + 1) is the first value, and one above n / (n + 1) the last one: of fewer
+    than nine values those of 10 % and 90 %.
     """
     rank = min(max(fraction * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]

@@ -14,8 +14,10 @@ _INSERT = (
     "INSERT OR IGNORE INTO forecasts (uid, kind, halfway, round, at, low, median, high) "
     "SELECT ?1, ?2, {}, ?3, ?4, ?5, ?6, ?7 WHERE EXISTS (SELECT 1 FROM {} WHERE uid = ?1 AND {})"
 )
-_FIRST = _INSERT.format(0, "jobs", "finished IS NULL")
-_HALFWAY = _INSERT.format(1, "forecasts", "kind = ?2 AND halfway = 0 AND closed = 0 AND ?4 >= (at + median) / 2")
+_FIRST = _INSERT.format(0, "jobs", "(finished IS NULL OR finished > ?4)")
+_HALFWAY = _INSERT.format(
+    1, "forecasts", "kind = ?2 AND halfway = 0 AND (closed = 0 OR truth > ?4) AND ?4 >= (at + median) / 2"
+)
 _INSTANT = (
     "CASE kind WHEN 'start' THEN (SELECT min(started) FROM runs WHERE runs.uid = forecasts.uid AND started >= at) "
     "WHEN 'end' THEN CASE WHEN end_state = 'COMPLETED' AND end_reason IS NULL THEN finished END END"
@@ -28,9 +30,13 @@ class ForecastRows(Connection):
     def commit_forecasts(self, records: Iterable[ForecastRecord]) -> None:
         """Insert the forecasts of one round that are the first of a job, or the one halfway to the first one's median.
 
-        Both are chosen before what comes is known. Of a job's latest forecast before its end this is not true: the end
-        follows soon, whatever the range was. Forecasts of jobs that the store no longer has, or that have ended, are
-        left out.
+        Both are chosen by what was known at the instant of the forecast, ``at``: what has come between that instant and
+        this call, in which early truths come, changes no choice. Of a job's latest forecast before its end this is not
+        true: the end follows soon, whatever the range was. Forecasts of jobs that the store no longer has, or that had
+        ended by ``at``, are left out.
+
+        Args:
+            records: the forecasts; which of them are halfway is decided here, and ``halfway`` is not read.
         """
         with self.transaction():
             for one in records:
@@ -70,17 +76,18 @@ class ForecastRows(Connection):
         sql = f"SELECT {_COLUMNS} FROM forecasts WHERE truth >= ? ORDER BY truth"  # noqa: S608  constants
         return [_record(row) for row in self._rows(sql, [since])]
 
-    def forecast_calibration(self, kind: str) -> tuple[float, float, int] | None:
-        """The factors on the lower and the upper ends of ranges, and the outcomes they come from; None before any."""
-        row = self._row("SELECT below, above, outcomes FROM forecast_calibration WHERE kind = ?", [kind])
-        return None if row is None else (row[0], row[1], row[2])
+    def forecast_calibration(self, kind: str) -> tuple[float, float, int, int] | None:
+        """The factors on the lower and the upper ends of ranges, and their outcomes and steps; None before any."""
+        row = self._row("SELECT below, above, outcomes, steps FROM forecast_calibration WHERE kind = ?", [kind])
+        return None if row is None else (row[0], row[1], row[2], row[3])
 
-    def set_forecast_calibration(self, kind: str, below: float, above: float, outcomes: int) -> None:
+    def set_forecast_calibration(self, kind: str, below: float, above: float, outcomes: int, steps: int) -> None:
         """Replace the factors of a kind."""
         with self.transaction():
             self._write(
-                "INSERT OR REPLACE INTO forecast_calibration (kind, below, above, outcomes) VALUES (?, ?, ?, ?)",
-                [kind, below, above, outcomes],
+                "INSERT OR REPLACE INTO forecast_calibration (kind, below, above, outcomes, steps) "
+                "VALUES (?, ?, ?, ?, ?)",
+                [kind, below, above, outcomes, steps],
             )
 
 

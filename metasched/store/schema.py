@@ -363,9 +363,13 @@ def _gpu_hours(db: Database) -> None:
 
 @migrations(name="0026_halfway_forecasts")
 def _halfway_forecasts(db: Database) -> None:
-    """A forecast halfway in place of the latest one; what was learned from latest ones is deleted with them."""
+    """A forecast halfway in place of the latest one; what was learned from latest ones is deleted with them.
+
+    The steps of a calibration are counted, beside its outcomes.
+    """
     db.execute("DELETE FROM forecasts WHERE latest")
     db.execute("DELETE FROM forecast_calibration")
+    db.execute("ALTER TABLE forecast_calibration ADD COLUMN steps INTEGER NOT NULL DEFAULT 0")
     db.execute("ALTER TABLE forecasts RENAME COLUMN latest TO halfway")
 
 

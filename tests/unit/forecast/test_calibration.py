@@ -21,9 +21,16 @@ def test_outcomes_that_come_together_are_one_step():
     found = InstantRange(90.0, 100.0, 110.0)
     one, many = (Calibration().learned([(found, 120.0)] * count) for count in (1, 100))
     assert (many.below, many.above) == (one.below, one.above)
-    assert many.outcomes == 100
+    assert (many.outcomes, many.steps) == (100, 1)
     mixed = Calibration().learned([(found, 120.0), (found, 100.0)])
     assert 1.0 < mixed.above < one.above
+
+
+def test_a_burst_makes_later_steps_no_smaller_than_one_job_does():
+    """The step shrinks by the number of steps: after a hundred outcomes in one, the second is as large as after one."""
+    found = InstantRange(90.0, 100.0, 110.0)
+    one, many = (Calibration().learned([(found, 120.0)] * count).learned([(found, 120.0)]) for count in (1, 100))
+    assert (many.below, many.above) == (one.below, one.above)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])

@@ -79,6 +79,22 @@ def test_jobs_of_the_same_size_come_before_those_of_other_sizes():
     assert share(draws(builders.job(user="ann", gpus=1), known), 0.0, 2.0) > 0.8
 
 
+def test_a_level_adds_bursts_that_the_levels_before_do_not_have():
+    """As many bursts of its size as of its name: the next job is like those of its size where it is unlike its name."""
+    jobs = [
+        EarlierJob(
+            builders.job(f"{name}{n}", submitted=3600.0 * n, gpus=gpus, user="ann").evolve(name=name), one, ended=True
+        )
+        for name, gpus, one, count in (("train", 1, 10.0, 3), ("other", 8, 1000.0, 3), ("many", 4, 1e5, 30))
+        for n in range(count)
+    ]
+    job = builders.job(user="ann", gpus=8).evolve(name="train")
+    known = EarlierJobs(jobs, 0.0, 1e6)
+    found = [known.drawn(job, 0.0, seeded(n)) or 0.0 for n in range(800)]
+    assert 0.65 < share(found, 0.0, 20.0) < 0.85  # 3 of 4
+    assert 0.13 < share(found, 700.0, 1500.0) < 0.25  # 3 of 4 of the others
+
+
 def burst(*seconds, ended=True, at=0.0):
     """Jobs of one user that were submitted together."""
     return [

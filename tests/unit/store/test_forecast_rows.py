@@ -42,6 +42,29 @@ def test_after_what_came_no_forecast_is_halfway(store):
     assert [one.round for one in store.forecasts("a")] == [1]
 
 
+def test_what_came_after_a_forecast_and_before_its_result_changes_no_choice(store):
+    """Forecasts of 10 s and 90 s arrive after the job's end at 95 s, and get their truth."""
+    store.commit_forecasts([forecast("a", "end", 1, 10.0)])
+    ran(store, "a", 20.0, 95.0)
+    ran(store, "b", 20.0, 95.0)
+    store.resolve_forecasts()
+    store.commit_forecasts([forecast("a", "end", 2, 90.0), forecast("b", "end", 2, 90.0)])
+    assert [(one.uid, one.halfway, one.truth) for one in store.resolve_forecasts()] == [
+        ("a", True, 95.0),
+        ("b", False, 95.0),
+    ]
+
+
+def test_a_forecast_of_an_instant_after_the_end_is_left_out(store):
+    """Neither as a first one, nor as the one halfway."""
+    store.commit_forecasts([forecast("a", "end", 1, 10.0)])
+    for uid in ("a", "b"):
+        ran(store, uid, 20.0, 95.0)
+    store.resolve_forecasts()
+    store.commit_forecasts([forecast("a", "end", 2, 96.0), forecast("b", "end", 2, 96.0)])
+    assert [one.round for uid in ("a", "b") for one in store.forecasts(uid)] == [1]
+
+
 def test_what_came_is_recorded_once(store):
     """A start after the forecast and a completion are true instants; each is returned once."""
     store.commit_forecasts([forecast("a", "start", 1, 10.0), forecast("a", "end", 1, 10.0, high=None)])
@@ -70,8 +93,8 @@ def test_the_calibration_is_replaced(store):
     """Each kind has one row."""
     assert store.forecast_calibration("start") is None
     for outcomes in (1, 2):
-        store.set_forecast_calibration("start", 0.5, 2.0, outcomes)
-    assert store.forecast_calibration("start") == (0.5, 2.0, 2)
+        store.set_forecast_calibration("start", 0.5, 2.0, outcomes, 1)
+    assert store.forecast_calibration("start") == (0.5, 2.0, 2, 1)
 
 
 def test_forecasts_go_with_the_details_of_their_jobs(store):
