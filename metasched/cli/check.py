@@ -44,26 +44,31 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
         facts = gather(config, client)
     finally:
         client.close()
-    found = check(facts)
-    if nodes:
-        found += _check_nodes(facts)
+    of_site = check(facts)
+    of_nodes = list(_check_nodes(facts)) if nodes else []
+    found = [*of_site, *of_nodes]
     if as_json:
         echo_json("check", [dataclasses.asdict(finding) for finding in found])
     else:
-        _print(found)
+        _print([*of_site, *_folded(of_nodes)])
     if any(finding.level == "error" for finding in found):
         ctx.exit(1)
 
 
+def _folded(of_nodes: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings of nodes; those that differ in the node alone are one, of a host list."""
+    alike: dict[Finding, list[str]] = {}
+    for finding in of_nodes:
+        alike.setdefault(dataclasses.replace(finding, subject=""), []).append(finding.subject)
+    for finding, names in alike.items():
+        yield dataclasses.replace(finding, subject=compress(names) if len(names) > 1 else names[0])
+
+
 def _print(found: Iterable[Finding]) -> None:
-    """Print the findings; those that differ in the node alone are one, of a host list."""
-    subjects: dict[tuple[str, str, str], list[str]] = {}
     for finding in found:
-        subjects.setdefault((finding.level, finding.text, finding.fix), []).append(finding.subject)
-    for (level, text, fix), names in subjects.items():
-        click.echo(clean(f"{MARKS[level]} {compress(names) if len(names) > 1 else names[0]}: {text}"))
-        if fix:
-            click.echo(clean(f"          mend: {fix}"))
+        click.echo(clean(f"{MARKS[finding.level]} {finding.subject}: {finding.text}"))
+        if finding.fix:
+            click.echo(clean(f"          mend: {finding.fix}"))
 
 
 def _check_nodes(facts: Facts) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from metasched.configuration.file_names import DATABASE
 from metasched.presentation.formatting import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from metasched.store.usage import Grouping, Usage
 
@@ -87,13 +87,25 @@ def _print_csv(grouping: str, usage: Sequence[Usage]) -> None:
 def _print_table(grouping: str, usage: Sequence[Usage]) -> None:
     from metasched.cli.tables import console, row, table  # noqa: PLC0415  as above
 
-    headings = ["JOBS", "COMPLETED", "FAILED", "GPU HOURS", "PREEMPTIONS", "WAIT MEAN", "MEDIAN", "P90"]
-    rated = any(one.rho_mean is not None for one in usage)
-    headings += ["RHO MEAN", "WORST"] if rated else []
-    made = table(grouping.upper().replace("_", " "), *headings, right=headings)
+    columns: dict[str, Callable[[Usage], object]] = {
+        "JOBS": lambda one: one.jobs,
+        "COMPLETED": lambda one: one.completed,
+        "FAILED": lambda one: one.failed,
+        "GPU HOURS": lambda one: f"{one.gpu_hours:.1f}",
+        "PREEMPTIONS": lambda one: one.preemptions,
+        "WAIT MEAN": lambda one: duration(one.wait_mean),
+        "MEDIAN": lambda one: duration(one.wait_median),
+        "P90": lambda one: duration(one.wait_p90),
+    }
+    if grouping == "gpu_type":
+        columns = {heading: columns[heading] for heading in ("JOBS", "GPU HOURS", "PREEMPTIONS")}
+    if any(one.rho_mean is not None for one in usage):
+        columns |= {"RHO MEAN": lambda one: _ratio(one.rho_mean), "WORST": lambda one: _ratio(one.rho_worst)}
+    made = table(grouping.upper().replace("_", " "), *columns, right=list(columns))
     for one in usage:
-        waits = (duration(one.wait_mean), duration(one.wait_median), duration(one.wait_p90))
-        rhos = ("" if rho is None else f"{rho:.2f}" for rho in ((one.rho_mean, one.rho_worst) if rated else ()))
-        counts = (one.jobs, one.completed, one.failed, f"{one.gpu_hours:.1f}", one.preemptions)
-        row(made, one.group, *counts, *waits, *rhos)
+        row(made, one.group, *(cell(one) for cell in columns.values()))
     console().print(made)
+
+
+def _ratio(rho: float | None) -> str:
+    return "" if rho is None else f"{rho:.2f}"

@@ -268,7 +268,11 @@ def jobs_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     last = filled({"PROGRESS": progress_text})
     headings = ("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *shown, *numbers, *last, "REASON")
     made = LineTable(
-        *headings, right=(*shown, *numbers), optional=_OPTIONAL_OF_LIVE_JOBS, last_width=_REASON_WIDTH // 2
+        *headings,
+        right=(*shown, *numbers),
+        optional=_OPTIONAL_OF_LIVE_JOBS,
+        shrinkable=("NAME", "USER", "WHERE"),
+        last_width=_REASON_WIDTH // 2,
     )
     for job in jobs:
         made.row(
@@ -292,7 +296,13 @@ def finished_table(jobs: Sequence[JobStatus], now: float) -> LineTable:
     """Return the table of the jobs that ended last."""
     numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
     headings = ("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS")
-    made = LineTable(*headings, right=(*numbers, "LOSS"), optional=_OPTIONAL_OF_ENDED_JOBS, last_width=_LOSS_WIDTH)
+    made = LineTable(
+        *headings,
+        right=(*numbers, "LOSS"),
+        optional=_OPTIONAL_OF_ENDED_JOBS,
+        shrinkable=("NAME", "USER"),
+        last_width=_LOSS_WIDTH,
+    )
     for job in jobs:
         made.row(
             job.slurm_job_id,

@@ -14,6 +14,7 @@ NAME_WIDTH = 32
 """Characters of the name of a job or a user in a table."""
 _PIPE_WIDTH = 200
 _GAP = 2  # characters between two columns
+_LEAST_WIDTH = 8  # characters that a shrinkable column keeps, as in squeue, while the last column can shrink
 
 
 def console() -> Console:
@@ -36,7 +37,10 @@ def row(made: Table, *cells: object, style: str | None = None) -> None:
 
 
 class LineTable:
-    """A table with one line a row on a terminal: it leaves out columns that do not fit, and cuts the last column.
+    """A table with one line a row on a terminal: it leaves out columns that do not fit, and cuts others.
+
+    Cells of the last column are cut to the terminal's width, those of shrinkable columns only where no optional column
+    fits any more.
 
     Elsewhere it has all columns, whose cells are folded.
 
@@ -44,13 +48,22 @@ class LineTable:
         headings: the columns' headings.
         right: those that are aligned to the right.
         optional: those that may be left out, the most important one last.
+        shrinkable: those whose cells may be cut.
         last_width: characters of the last column that the optional columns leave at least.
     """
 
-    def __init__(self, *headings: str, right: Sequence[str], optional: Sequence[str], last_width: int) -> None:
+    def __init__(
+        self,
+        *headings: str,
+        right: Sequence[str],
+        optional: Sequence[str],
+        shrinkable: Sequence[str] = (),
+        last_width: int,
+    ) -> None:
         self._headings = headings
         self._right = right
         self._optional = optional
+        self._shrinkable = shrinkable
         self._last_width = last_width
         self._rows: list[tuple[list[Text], str | None]] = []
 
@@ -60,11 +73,11 @@ class LineTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, and a line that names the columns that are left out."""
-        shown = self._fitting(options.max_width) if console.is_terminal else list(self._headings)
+        shown = self._fitting(options.max_width) if console.is_terminal else dict.fromkeys(self._headings)
         made = table(*shown, right=self._right)
         places = [self._headings.index(heading) for heading in shown]
-        for column in made.columns[:-1] if console.is_terminal else ():
-            column.no_wrap, column.overflow = True, "ellipsis"
+        for column, width in zip(made.columns[:-1], shown.values(), strict=False) if console.is_terminal else ():
+            column.no_wrap, column.overflow, column.width = True, "ellipsis", width
         for cells, style in self._rows:
             *kept, last = (cells[place] for place in places)
             if console.is_terminal and not last.style:
@@ -74,21 +87,32 @@ class LineTable:
         if missing := [heading for heading in self._headings if heading not in shown]:
             yield Text(f"A wider terminal also shows {', '.join(missing)}", style="dim")
 
-    def _fitting(self, width: int) -> list[str]:
-        """Return the headings of the columns that are shown in so many characters."""
+    def _fitting(self, width: int) -> dict[str, int]:
+        """Return the columns that are shown in so many characters, each with its width."""
         widths = {
-            heading: _GAP + max([len(heading), *(cells[place].cell_len for cells, _ in self._rows)])
+            heading: max([len(heading), *(cells[place].cell_len for cells, _ in self._rows)])
             for place, heading in enumerate(self._headings)
         }
-        widths[self._headings[-1]] = min(widths[self._headings[-1]], self._last_width + _GAP)
-        left = width - sum(needed for heading, needed in widths.items() if heading not in self._optional)
-        missing = set()
+        last = self._headings[-1]
+        widths[last] = min(widths[last], self._last_width)
+        left = width - sum(needed + _GAP for heading, needed in widths.items() if heading not in self._optional)
         for heading in reversed(self._optional):
-            if widths.get(heading, 0) <= left:
-                left -= widths.get(heading, 0)
+            if heading in widths and widths[heading] + _GAP <= left:
+                left -= widths[heading] + _GAP
             else:
-                missing.add(heading)
-        return [heading for heading in self._headings if heading not in missing]
+                widths.pop(heading, None)
+        excess = _shrink(widths, self._shrinkable, _LEAST_WIDTH, -left)
+        excess = _shrink(widths, [last], len(last), excess)
+        _shrink(widths, self._shrinkable, 1, excess)
+        return widths
+
+
+def _shrink(widths: dict[str, int], headings: Sequence[str], least: int, excess: int) -> int:
+    """Take excess characters from columns, the widest first, and return the excess that remains."""
+    while headings and excess > 0 and widths[widest := max(headings, key=widths.__getitem__)] > least:
+        widths[widest] -= 1
+        excess -= 1
+    return excess
 
 
 def _cell(value: object) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import socket
-import threading
+import re
+import secrets
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.new", re.ASCII | re.DOTALL)
+_DAY = 86400.0
 
 
 def replace_file(
@@ -32,12 +37,12 @@ def replace_file(
     Raises:
         OSError: the directory cannot be written, or ``before_content`` raised it. The old file is still there.
     """
-    # no thread of any host that shares the directory has another's name; get_native_id is the pid in a main thread
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{threading.get_native_id()}")
+    _remove_leftovers(path.parent, (time.time() // _DAY - 1) * _DAY)
+    # a random name, because containers can share the name of their host and the numbers of their processes
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666 if mode is None else 0o600)
     try:
-        temporary.unlink(missing_ok=True)  # of a crashed thread that had this one's number
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o666 if mode is None else 0o600)
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(descriptor, mode)  # under any umask
@@ -54,6 +59,16 @@ def replace_file(
         raise
     if fsync:
         sync_directory(path.parent)
+
+
+@functools.lru_cache(maxsize=1024)  # so that a directory is listed once a day, not at each replacement
+def _remove_leftovers(directory: Path, before: float) -> None:
+    """Remove temporary files of crashed processes, last written before an instant at least a day ago."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if _TEMPORARY.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < before:
+                    Path(entry.path).unlink()
 
 
 def sync_directory(directory: Path) -> None:

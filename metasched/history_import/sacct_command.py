@@ -48,7 +48,8 @@ def ask_sacct(
     delimiter = f"|{secrets.token_hex(8)}|"
     period = [f"--starttime={since:%Y-%m-%dT%H:%M:%S}", *([f"--endtime={until:%Y-%m-%dT%H:%M:%S}"] if until else [])]
     with tempfile.NamedTemporaryFile(prefix="metasched-sacct-") as output:
-        _run([f"--delimiter={delimiter}", *period, f"--format={','.join(columns)}"], env, output)
+        options = [f"--delimiter={delimiter}", *period, f"--format={','.join(columns)}"]
+        _run(options, env, output, advice=" (a file with sacct's output can be imported, too)")
         yield Path(output.name), delimiter
 
 
@@ -78,12 +79,12 @@ def array_tasks(raw_ids: Collection[str], env: Mapping[str, str] = os.environ) -
     return found
 
 
-def _run(options: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> None:
-    """Write sacct's output to a file; raises AccountingError."""
+def _run(options: Sequence[str], env: Mapping[str, str], output: IO[bytes], advice: str = "") -> None:
+    """Write sacct's output to a file; raises AccountingError, with the advice unless sacct only took too long."""
     argv = ["sacct", *_OPTIONS, *options]
     try:
         run_into_file(argv, output, timeout=_TIMEOUT_SECONDS, env=plain_environment(env), label="sacct")
     except SlurmTimeoutError as error:
         raise AccountingError(f"{error}: ask for fewer days") from None
     except SlurmError as error:
-        raise AccountingError(f"{error}; a file with sacct's output can be imported, too") from error
+        raise AccountingError(f"{error}{advice}") from error

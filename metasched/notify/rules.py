@@ -43,7 +43,10 @@ def _pattern_of_kinds(value: str) -> str:
 
 
 def _http(value: str) -> str:
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+    except ValueError:  # whose text quotes the value, which may hold a secret
+        raise ValueError("is no URL") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
         raise ValueError("must be http://HOST... or https://HOST..., without a user (write [headers] Authorization)")
     return value

@@ -50,7 +50,7 @@ def gpus(text: str) -> dict[str, int]:
     An untyped total next to typed counts is dropped.
 
     Raises:
-        ValueError: a GPU request that cannot be read.
+        ValueError: a GPU request that cannot be read, or is longer than 1,000 characters.
     """
     return _counts(text, "gpu", _GPU)
 
@@ -59,7 +59,7 @@ def shards(text: str) -> dict[str, int]:
     """Parse the shards (parts of GPUs) of a GRES or TRES text: counts by type of GPU ("" for untyped).
 
     Raises:
-        ValueError: a request for shards that cannot be read.
+        ValueError: a request for shards that cannot be read, or is longer than 1,000 characters.
     """
     return _counts(text, "shard", _SHARD)
 
@@ -74,6 +74,7 @@ def gpu_indices(text: str) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for item in _items(text):
+        _check_length(item)
         if match := _INDICES.search(item):
             found.update(array_tasks(match["indices"]))
         if match := _PARTS.search(item):
@@ -86,6 +87,7 @@ def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
     for item in _items(text):
         if not re.match(rf"(gres[:/])?{what}([:=/(]|$)", item):
             continue
+        _check_length(item)
         match = pattern.fullmatch(item)
         if not match:
             raise ValueError(f"{item[:60]!r} is not a number of {'GPUs' if what == 'gpu' else 'shards'}")
@@ -98,10 +100,13 @@ def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
 
 def _items(text: str) -> Iterator[str]:
     """The items of a list that commas separate, in a time proportional to the text's length."""
-    for match in _ITEM.finditer(text):
-        if len(item := match[0]) > _MAX_ITEM:
-            raise ValueError(f"{item[:60]!r}... has more than {_MAX_ITEM} characters")
-        yield item
+    return (match[0] for match in _ITEM.finditer(text))
+
+
+def _check_length(item: str) -> None:
+    """Raise ValueError for an item whose length may make the time of a pattern grow by the square."""
+    if len(item) > _MAX_ITEM:
+        raise ValueError(f"{item[:60]!r}... has more than {_MAX_ITEM} characters")
 
 
 def array_tasks(text: str) -> list[int]:

@@ -18,6 +18,7 @@ Grouping = Literal["user", "account", "month", "gpu_type"]
 GROUPINGS: tuple[Grouping, ...] = ("user", "account", "month", "gpu_type")
 NO_ACCOUNT = "(no account)"
 NO_GPUS = "(no GPUs)"
+UNTYPED = "(untyped)"
 _HOUR = 3600.0
 _DECILE_OF_P90 = 8
 _FEW = 2  # quantiles need two values
@@ -108,7 +109,7 @@ class UsageQueries(Connection):
                 if uid in rhos:
                     found.rhos.append(rhos[uid])
             self._count_waits(sums, grouping, (since, until), owners)
-        usage = sorted((_usage(group, found, has_ends) for group, found in sums.items()), key=lambda one: one.group)
+        usage = [_usage(group, sums[group], has_ends=has_ends) for group in sorted(sums)]
         return usage if grouping == "month" else sorted(usage, key=lambda one: -one.gpu_hours)
 
     def _count_runs(
@@ -127,7 +128,7 @@ class UsageQueries(Connection):
             run = run_of(tuple(values))
             owner = owners.setdefault(run.uid, _Owner(user, account))
             gpus = 0 if run.placement is None else run.placement.gpus
-            gpu_type = NO_GPUS if run.placement is None else run.placement.gpu_type or NO_GPUS
+            gpu_type = _type_name(None if run.placement is None else run.placement.gpu_type)
             held = _held_part(run, until)
             for at, seconds in _spans(run, since, until, by_month=grouping == "month"):
                 found = sums[gpu_type if grouping == "gpu_type" else _name(grouping, owner, at)]
@@ -164,6 +165,10 @@ def _name(grouping: Grouping, owner: _Owner, at: float) -> str:
     return owner.user if grouping == "user" else owner.account or NO_ACCOUNT
 
 
+def _type_name(gpu_type: str | None) -> str:
+    return NO_GPUS if gpu_type is None else gpu_type or UNTYPED
+
+
 def _held_part(run: RunRecord, until: float) -> float:
     """Return the part of a run, 0 to 1, in which it was not suspended."""
     whole = min(run.ended or until, until) - (run.started or until)
@@ -181,7 +186,7 @@ def _spans(run: RunRecord, since: float, until: float, *, by_month: bool) -> Ite
         begin = span_end
 
 
-def _usage(group: str, sums: _Sums, has_ends: bool) -> Usage:  # noqa: FBT001  of one caller
+def _usage(group: str, sums: _Sums, *, has_ends: bool) -> Usage:
     return Usage(
         group=group,
         jobs=len(sums.jobs),

@@ -38,6 +38,13 @@ def test_the_table_has_hours_and_waits(history):
     assert "RHO" not in result.output
 
 
+def test_a_gpu_type_has_no_columns_of_ends_and_waits(history):
+    """These columns would be empty in every row."""
+    head, row = history("--by", "gpu_type").output.splitlines()
+    assert head.split() == ["GPU", "TYPE", "JOBS", "GPU", "HOURS", "PREEMPTIONS"]
+    assert row.split() == ["v100", "1", "2.0", "0"]
+
+
 def test_csv_has_every_field_and_no_formula(history):
     """A spreadsheet must not compute a user's name."""
     (row,) = csv.DictReader(io.StringIO(history("--csv").output))

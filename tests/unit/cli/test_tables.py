@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from metasched.cli.status_tables import overview
+from metasched.cli.status_tables import jobs_table, overview
 from metasched.cli.tables import LineTable
 from tests.unit.statuses import NOW, job, published, waiting
 
@@ -72,3 +72,34 @@ def test_the_status_has_a_line_for_each_job(width):
     begin = next(number for number, line in enumerate(lines) if line.startswith("JOB"))
     assert [line.split()[0] for line in lines[begin + 1 : begin + 21]] == [str(number) for number in range(20, 40)]
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_long_names_and_hosts_leave_ids_sizes_and_reasons(width):
+    """Name, user and hosts are cut before the id of any job, its state, its GPUs or the column of reasons."""
+    fields = {"name": "n" * 32, "user": "annabelle", "gpus": 8, "min_gpus": 4, "max_gpus": 16}
+    nodes = {"gpu-node-01": 4, "gpu-node-07": 4}
+    jobs = [job(slurm_job_id="1234567", status="suspended", nodes=nodes, reason=REASON, **fields)]
+    lines = text(jobs_table(jobs, NOW), width).splitlines()
+    assert lines[0].split() == ["JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", "REASON"]
+    assert lines[1].startswith("1234567  nnn")
+    assert "  suspended  8 of 4-16  gpu" in lines[1]
+    assert len(lines[1]) <= width
+    assert lines[2].startswith("A wider terminal also shows ")
+
+
+@pytest.mark.parametrize(
+    ("width", "row"),
+    [
+        (43, "12345678  a-name-of-23-characters  reason"),
+        (30, "12345678  a-name-of\N{HORIZONTAL ELLIPSIS}  reason"),
+        (28, "12345678  a-name-\N{HORIZONTAL ELLIPSIS}  reason"),
+        (25, "12345678  a-name-\N{HORIZONTAL ELLIPSIS}  re\N{HORIZONTAL ELLIPSIS}"),
+        (22, "12345678  a-na\N{HORIZONTAL ELLIPSIS}  re\N{HORIZONTAL ELLIPSIS}"),
+    ],
+)
+def test_a_name_shrinks_first_then_the_last_column(width, row):
+    """The last column keeps its least width until a name has eight characters, and then that of its heading."""
+    found = LineTable("JOB", "NAME", "WHY", right=(), optional=(), shrinkable=("NAME",), last_width=6)
+    found.row("12345678", "a-name-of-23-characters", "reason")
+    assert text(found, width).splitlines()[1].rstrip() == row

@@ -1,7 +1,6 @@
 import os
-import socket
+import secrets
 import stat
-import threading
 
 import pytest
 
@@ -35,36 +34,39 @@ def test_an_error_leaves_the_old_file_alone(tmp_path, fsync):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_planted_link_is_replaced_and_not_followed(tmp_path):
-    """The name of the temporary file can be guessed; whoever links it elsewhere changes no other file."""
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    """Whoever guesses the name of the temporary file, and links it elsewhere, changes no other file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f".file.{socket.gethostname()}.{os.getpid()}").symlink_to(victim)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    planted = tmp_path / f".file.{'0' * 16}.new"
+    planted.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        replace_file(tmp_path / "file", b"new")
+    assert (victim.read_text(), planted.is_symlink()) == ("precious", True)
+
+
+def test_what_a_crash_has_left_is_removed(tmp_path):
+    """Temporary files of a day ago have no writer any more; later ones may have one on another host."""
+    old, new, foreign = (tmp_path / name for name in (f".a.b.{'0' * 16}.new", f".a.b.{'1' * 16}.new", ".a.b.new"))
+    for path in (old, new, foreign):
+        path.touch()
+    for path in (old, foreign):
+        os.utime(path, (1e9, 1e9))
     replace_file(tmp_path / "file", b"new")
-    assert (victim.read_text(), (tmp_path / "file").read_bytes()) == ("precious", b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([new, foreign, tmp_path / "file"])
 
 
-def by_another_thread(path, monkeypatch):
-    other = threading.Thread(target=replace_file, args=(path, b"other"))
-    other.start()
-    other.join()
+def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path):
+    """While one writes, another one replaces the file; the content is whole each time, and the last one wins.
 
-
-def by_another_host(path, monkeypatch):
-    """A process with the same number, on a host with another name."""
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
-        replace_file(path, b"other")
-
-
-@pytest.mark.parametrize("replaced", [by_another_thread, by_another_host])
-def test_two_that_replace_one_file_do_not_disturb_each_other(tmp_path, monkeypatch, replaced):
-    """While one writes, another one replaces the file; the content is whole each time, and the last one wins."""
+    Both are of one thread, because threads in containers can have the number and the host name of each other.
+    """
     path = tmp_path / "file"
     seen = []
 
     def replace_meanwhile(_):
-        replaced(path, monkeypatch)
+        replace_file(path, b"other")
         seen.append(path.read_bytes())
 
     replace_file(path, b"one", before_content=replace_meanwhile)

@@ -459,7 +459,17 @@ def test_a_wrong_file_is_explained(tmp_path, text, said):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", ["digest_seconds = 'soon'", "slack = 'x'", "per_user = true", "nothing = 1"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "digest_seconds = 'soon'",
+        "slack = 'x'",
+        'slack = "https://token\\u2100@h"',
+        "slack = 'https://[token'",
+        "per_user = true",
+        "nothing = 1",
+    ],
+)
 def test_a_wrong_file_tells_no_secret(tmp_path, wrong):
     """The message, which reaches the journal, has no values of the file's, such as addresses with tokens."""
     path = tmp_path / "notify.toml"

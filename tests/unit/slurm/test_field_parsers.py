@@ -149,3 +149,11 @@ def test_the_time_of_a_gres_text_grows_with_its_length(read, repeated):
 def test_an_overlong_gpu_request_is_refused():
     with pytest.raises(ValueError, match="more than 1000 characters"):
         field_parsers.gpus("gpu:" + "v" * 2000)
+    with pytest.raises(ValueError, match="more than 1000 characters"):
+        field_parsers.shards("shard:" + "v" * 2000)
+
+
+def test_an_overlong_item_that_is_no_gpu_is_skipped():
+    """A resource that metasched does not read, such as a license, makes no job unreadable."""
+    text = f"license/{'v' * 2000}=1,gres/gpu=2,gres/shard=3,gpus_of_{'v' * 2000}"
+    assert (field_parsers.gpus(text), field_parsers.shards(text)) == ({"": 2}, {"": 3})

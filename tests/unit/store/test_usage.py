@@ -9,9 +9,22 @@ HOUR = 3600.0
 AT = dt.datetime(2025, 3, 31, 22, 0).timestamp()  # two hours before April, in this host's time zone  # noqa: DTZ001
 
 
-def add(store, uid, user, *, gpus=4, submitted=AT, started=AT, ended=None, cause=EndCause.FINISHED, account=None):
+V100 = Placement(("n1",), 4, "v100")
+
+
+def add(
+    store,
+    uid,
+    user,
+    *,
+    submitted=AT,
+    started=AT,
+    ended=None,
+    cause=EndCause.FINISHED,
+    account=None,
+    placement=V100,
+):
     """Store a job with one run."""
-    placement = Placement(("n1",), gpus, "v100")
     store.add_job(JobRecord(uid=uid, slurm_job_id=uid, name="x", user=user, submitted=submitted, account=account))
     store.release(uid, 1, placement, started)
     store.run_started(uid, 1, started, placement)
@@ -60,6 +73,14 @@ def test_accounts_and_types(store):
     add(store, "b", "bob", ended=AT + 2 * HOUR)
     assert [one.group for one in store.usage("account", AT, AT + 9 * HOUR)] == ["(no account)", "vision"]
     assert [(one.group, one.gpu_hours) for one in store.usage("gpu_type", AT, AT + 9 * HOUR)] == [("v100", 12.0)]
+
+
+def test_untyped_gpus_are_gpus(store):
+    """Slurm's GPUs may have no type; only a job without GPUs has none."""
+    add(store, "a", "ada", placement=Placement(("n1",), 4, ""), ended=AT + HOUR)
+    add(store, "b", "bob", placement=Placement(("n1",), 0, None), ended=AT + HOUR)
+    groups = [(one.group, one.gpu_hours) for one in store.usage("gpu_type", AT, AT + 9 * HOUR)]
+    assert groups == [("(untyped)", 4.0), ("(no GPUs)", 0.0)]
 
 
 def test_imported_jobs_count_on_request(store):
