@@ -33,7 +33,9 @@ class Preempt(enum.Enum):
 class Status(enum.Enum):
     """A job's status for scheduling, which merges Slurm's states."""
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python, for each of thousands of jobs
+    # Enum's own is a call of Python, for each of thousands of jobs. Sets of members have another order in each process:
+    # they serve to look members up, not to iterate over.
+    __hash__ = object.__hash__
 
     HELD = "held"  # pending, and Slurm must not start it
     QUEUED = "queued"  # released: Slurm starts it as soon as its resources are free

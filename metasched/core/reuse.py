@@ -106,7 +106,10 @@ def differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[
 
 
 def patched(before: Mapping[str, T], without: Iterable[str], having: Mapping[str, T]) -> dict[str, T]:
-    """Return a copy of a mapping without some keys, and with other values; new keys come last."""
+    """Return a copy of a mapping without some keys, and with other values; new keys come last.
+
+    A key that is both in ``without`` and in ``having`` keeps its place, with its other value.
+    """
     found = dict(before)
     for key in without:
         if key not in having:
@@ -116,7 +119,10 @@ def patched(before: Mapping[str, T], without: Iterable[str], having: Mapping[str
 
 
 def in_order_of(keys: Iterable[str], found: dict[str, T]) -> dict[str, T]:
-    """Return the mapping in the order of some keys, all of which it has; the same object where it has that order."""
+    """Return the mapping in the order of some keys, all of which it has, and without its other keys.
+
+    It is the same object where it has just these keys in that order.
+    """
     wanted = list(keys)
     return found if list(found) == wanted else {key: found[key] for key in wanted}
 

@@ -34,6 +34,9 @@ class ClusterState:
     Attributes:
         snapshot: nodes and jobs as policies and the plan see them.
         jobs: the jobs of the snapshot as Slurm and the store describe them, by uid.
+        position: of each job in the snapshot, by uid, in its order; the same object until a job comes or goes.
+        not_held_by_us: uids of the jobs of the snapshot that do not just wait under the daemon's hold, in its order.
+        blocked: uids of the jobs of the snapshot that hold nothing and must not start.
         gpu_shards: which job holds shards of which GPU; None where Slurm gives away whole GPUs only.
         arrived: number of jobs that are new in this poll.
         completed: number of jobs that ended since the last poll.
@@ -43,14 +46,14 @@ class ClusterState:
         version: the same object while no job changes by more than the time, comes or goes.
         holding: the jobs of the snapshot that hold an allocation.
         shared_records: see ``Observation``.
-        position: of each job in the snapshot, by uid, in its order; the same object until a job comes or goes.
-        not_waiting: uids of the jobs of the snapshot that do not just wait under the daemon's hold, in its order.
-        blocked: uids of the jobs of the snapshot that hold nothing and must not start.
         leaked: GPUs that Slurm counts as allocated although no job holds them, by node; other nodes are missing.
     """
 
     snapshot: Snapshot
     jobs: Mapping[str, ObservedJob]
+    position: Mapping[str, int]
+    not_held_by_us: tuple[str, ...]
+    blocked: frozenset[str]
     gpu_shards: GpuShards | None = None
     arrived: int = 0
     completed: int = 0
@@ -59,9 +62,6 @@ class ClusterState:
     jobs_are_private: bool = False
     leaked: Mapping[str, int] = field(default_factory=dict)
     shared_records: frozenset[int] = frozenset()
-    position: Mapping[str, int] = field(default_factory=dict)
-    not_waiting: tuple[str, ...] = ()
-    blocked: frozenset[str] = frozenset()
     version: object = field(default_factory=object, compare=False)
     holding: tuple[Job, ...] = field(default=(), compare=False)
 
@@ -75,7 +75,7 @@ class ClusterState:
         """Whether a run is being started or stopped, so that the next poll should come soon."""
         return any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
-            for job in [self.jobs[uid].job for uid in self.not_waiting]
+            for job in [self.jobs[uid].job for uid in self.not_held_by_us]
         )
 
 
@@ -89,25 +89,30 @@ class _Arrangement:
         keys: submission and uid of each job of the snapshot, in its order.
         order: their uids.
         position: of each uid in ``order``.
-        not_waiting: uids of the live jobs that do not just wait under the daemon's hold, and so may hold an allocation.
-        blocked: uids of the live jobs that hold nothing and must not start.
+        live_not_held_by_us: uids of the live jobs that do not just wait under the daemon's hold, and so may hold an
+            allocation.
+        live_blocked: uids of the live jobs that hold nothing and must not start.
+        unplannable: uids of the live jobs that are left out of the snapshot.
+        not_held_by_us: those of ``live_not_held_by_us`` that are in the snapshot, in its order.
+        blocked: those of ``live_blocked`` that are in the snapshot.
         holding: uids of the jobs of the snapshot that hold an allocation, in its order.
-        unplannable: uids of the live jobs that are left out of it.
         others: the jobs that hold resources and are not in the snapshot.
         quotas: the limits that hold under every policy.
     """
 
-    described: Mapping[str, ObservedJob]
-    changed: Collection[str]
-    keys: Sequence[tuple[float, str]]
-    order: tuple[str, ...]
-    position: Mapping[str, int]
-    not_waiting: frozenset[str]
-    blocked: frozenset[str]
-    holding: tuple[str, ...]
-    unplannable: frozenset[str]
-    others: Sequence[SlurmJob]
-    quotas: tuple[Quota, ...]
+    described: Mapping[str, ObservedJob] = field(default_factory=dict)
+    changed: Collection[str] = ()
+    keys: Sequence[tuple[float, str]] = ()
+    order: tuple[str, ...] = ()
+    position: Mapping[str, int] = field(default_factory=dict)
+    live_not_held_by_us: frozenset[str] = frozenset()
+    live_blocked: frozenset[str] = frozenset()
+    unplannable: frozenset[str] = frozenset()
+    not_held_by_us: tuple[str, ...] = ()
+    blocked: frozenset[str] = frozenset()
+    holding: tuple[str, ...] = ()
+    others: Sequence[SlurmJob] = ()
+    quotas: tuple[Quota, ...] = ()
 
 
 class ClusterStateBuilder:
@@ -195,6 +200,9 @@ class ClusterStateBuilder:
         return ClusterState(
             snapshot,
             live,
+            position=arranged.position,
+            not_held_by_us=arranged.not_held_by_us,
+            blocked=arranged.blocked,
             gpu_shards=inventory.gpu_shards,
             arrived=self._intake.arrived,
             completed=tracked.ended,
@@ -205,9 +213,6 @@ class ClusterStateBuilder:
             holding=tuple([live[uid].job for uid in arranged.holding]),
             leaked=observation.leaked,
             shared_records=observation.shared_records,
-            position=arranged.position,
-            not_waiting=tuple(sorted(arranged.not_waiting - unplannable, key=arranged.position.__getitem__)),
-            blocked=arranged.blocked - unplannable,
         )
 
     def _in_order(self, live: Mapping[str, ObservedJob], arranged: _Arrangement) -> tuple[Job, ...]:
@@ -231,14 +236,14 @@ def _arranged(
 ) -> _Arrangement:
     """Arrange the live jobs; only those that are described otherwise than before are looked at."""
     if before is None:
-        before = _Arrangement({}, (), (), (), {}, frozenset(), frozenset(), (), frozenset(), (), ())
+        before = _Arrangement()
     changed = differing(before.described, described)
     again = [(uid, described[uid].job) for uid in changed if uid in described]
-    not_waiting = before.not_waiting - changed | {
+    live_not_held_by_us = before.live_not_held_by_us - changed | {
         uid for uid, job in again if job.status is not Status.HELD or job.hold is Hold.USER
     }
-    blocked = before.blocked - changed | {uid for uid, job in again if is_blocked_from_start(job)}
-    unplannable = frozenset([uid for uid in not_waiting if holds_unplannable_allocation(described[uid])])
+    live_blocked = before.live_blocked - changed | {uid for uid, job in again if is_blocked_from_start(job)}
+    unplannable = frozenset([uid for uid in live_not_held_by_us if holds_unplannable_allocation(described[uid])])
     live = {uid: one for uid, one in described.items() if uid not in unplannable} if unplannable else described
     others = [*observation.others, *(described[uid].slurm for uid in described if uid in unplannable)]
     stale = {(before.described[uid].job.submitted, uid) for uid in before.position.keys() & changed}
@@ -248,7 +253,7 @@ def _arranged(
         keys = sorted([*filterfalse(stale.__contains__, keys), *came])
         order = tuple([uid for _, uid in keys])
         position = dict(zip(order, range(len(order)), strict=True))
-    in_order = sorted(not_waiting - unplannable, key=position.__getitem__)
+    not_held_by_us = tuple(sorted(live_not_held_by_us - unplannable, key=position.__getitem__))
     limited = observation.quotas.limits_jobs or limits.limits
     pairs = [(observed.job, observed.slurm) for observed in live.values()] if limited else ()
     return _Arrangement(
@@ -257,17 +262,19 @@ def _arranged(
         keys=keys,
         order=order,
         position=position,
-        not_waiting=not_waiting,
-        blocked=blocked,
-        holding=tuple([uid for uid in in_order if live[uid].job.placement is not None]),
+        live_not_held_by_us=live_not_held_by_us,
+        live_blocked=live_blocked,
         unplannable=unplannable,
+        not_held_by_us=not_held_by_us,
+        blocked=live_blocked - unplannable,
+        holding=tuple([uid for uid in not_held_by_us if live[uid].job.placement is not None]),
         others=others,
         quotas=observation.quotas.limits(pairs, others) + non_preemptible_quotas(pairs, limits),
     )
 
 
 def _nodes(live: Mapping[str, ObservedJob], observation: Observation, arranged: _Arrangement) -> tuple[Node, ...]:
-    slurm_jobs = [live[uid].slurm for uid in arranged.not_waiting if uid in live]
+    slurm_jobs = [live[uid].slurm for uid in arranged.not_held_by_us]
     our_gpus = {(node, gpu) for job in slurm_jobs for node, indices in job.gpu_indices.items() for gpu in indices}
     holders: dict[str, list[SlurmJob]] = {}
     for job in arranged.others:

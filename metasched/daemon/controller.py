@@ -618,9 +618,9 @@ class Controller:
 
     def _may_need_action(self, state: ClusterState, ends: Mapping[str, Reason]) -> tuple[str, ...]:
         """Return the uids of all jobs but those that wait, held by the daemon, and are to wait on."""
-        found = {*state.not_waiting, *(uid for uid in (*self._targets, *ends) if uid in state.jobs)}
-        if len(found) == len(state.not_waiting):
-            return state.not_waiting
+        found = {*state.not_held_by_us, *(uid for uid in (*self._targets, *ends) if uid in state.jobs)}
+        if len(found) == len(state.not_held_by_us):
+            return state.not_held_by_us
         return tuple([job.uid for job in state.snapshot.jobs if job.uid in found])
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:

@@ -118,7 +118,10 @@ class DescribedJobs:
             limits: of the configuration in force.
         """
         changes = self._estimates.take_changes()
-        known = self._known if self._may_reuse(observation, limits) and changes is not None else {}
+        dependencies = _Dependencies(
+            observation.inventory, observation.quotas, limits, self.all_losses, self._estimates.fits_iterations
+        )
+        known = self._known if changes is not None and self._may_reuse(dependencies) else {}
         changes = changes or ()
         reported, timed = self._reports.reported, self._timed
         closes_nodes = observation.inventory.reservations.closes_nodes
@@ -128,9 +131,9 @@ class DescribedJobs:
         rest: Collection[str] = live
         if known and not changes and not closes_nodes:
             differs = differing(self._live, live)
-            rest = [uid for uid in differs.union(timed, reported) if uid in live]
+            wanted = differs.union(timed, reported)
+            rest = [uid for uid in live if uid in wanted] if wanted else ()
             found = patched(known, differs - live.keys(), {}) if differs or rest else self._known
-        self._live = live
         for uid in rest:
             job = live[uid]
             before = known.get(uid)
@@ -148,11 +151,13 @@ class DescribedJobs:
             found[uid] = self._describe(job, observation, limits)
             new.append(uid)
         self._taken.update(new)
-        gone = self._known.keys() - found.keys() if len(found) != len(self._known) or new else ()
+        # Jobs that are not described anew were known: without new ones, as many jobs as before are the same jobs.
+        gone = self._known.keys() - found.keys() if new or len(found) != len(self._known) else ()
         self.changed = bool(new or gone)
         self.aged = () if self.changed else aged
         if self.changed or aged:
             self._remember(in_order_of(live, found), new, aged, gone)
+        self._live, self._dependencies = live, dependencies
         return self._observed
 
     def _remember(self, found: dict[str, _Described], new: list[str], aged: list[str], gone: Collection[str]) -> None:
@@ -181,12 +186,9 @@ class DescribedJobs:
         taken, self._taken = self._taken, set()
         return taken
 
-    def _may_reuse(self, observation: Observation, limits: Intake) -> bool:
+    def _may_reuse(self, dependencies: _Dependencies) -> bool:
         """Whether what all descriptions depend on is as in the last poll."""
-        dependencies = _Dependencies(
-            observation.inventory, observation.quotas, limits, self.all_losses, self._estimates.fits_iterations
-        )
-        before, self._dependencies = self._dependencies, dependencies
+        before = self._dependencies
         return self._reuses and before is not None and before.describes_alike(dependencies)
 
     def _renewed(

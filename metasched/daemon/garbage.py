@@ -1,13 +1,15 @@
 """Python's garbage collector in the daemon.
 
-At 10,000 jobs the collector's search of all objects for cycles takes 0.2 s, and a round may set off several. What a
-poll leaves behind lives for many polls, and is freed without the collector when a later poll replaces it. So it is
-left out of the searches of later polls, but for one in a while, which finds the few cycles among it.
+The collector's search of all objects for cycles takes time that grows with the number of jobs, and a round may set off
+several searches. What a poll leaves behind lives for many polls, and is freed without the collector when a later poll
+replaces it. So it is left out of the searches of later polls, but for one in a while, which finds the few cycles among
+it.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 
@@ -20,16 +22,27 @@ class GarbageCollection:
 
     Args:
         timer: returns seconds of a clock that is never set back.
+        all_seconds: time between two searches of all objects.
     """
 
-    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timer: Callable[[], float] = time.monotonic, all_seconds: float = ALL_SECONDS) -> None:
         self._timer = timer
+        self._all_seconds = all_seconds
         self._searched = timer()
 
     def after_poll(self) -> None:
         """Leave the objects that live now out of later searches; search all where that is due."""
-        if self._timer() - self._searched >= ALL_SECONDS:
+        if self._timer() - self._searched >= self._all_seconds:
             self._searched = self._timer()
             gc.unfreeze()
             gc.collect()
         gc.freeze()
+
+    def search_all_next(self) -> None:
+        """Search all objects after the next poll; for when much that earlier polls have left is dropped."""
+        self._searched = -math.inf
+
+    @staticmethod
+    def end() -> None:
+        """Give the collector all objects back."""
+        gc.unfreeze()

@@ -167,6 +167,7 @@ class Daemon:
             self._scheduler.start()
         finally:
             self._drop_controller()
+            self._garbage.end()
         if self._failure is not None:
             raise self._failure
 
@@ -209,6 +210,7 @@ class Daemon:
         if self._controller is not None:
             self._controller.close()
             self._controller = None
+            self._garbage.search_all_next()
 
     def _reload_config(self) -> None:
         try:
@@ -227,6 +229,7 @@ class Daemon:
         self._copier.every = new.standby.copy_seconds
         if self._controller is not None:
             self._controller.reconfigure(new, policy)
+            self._garbage.search_all_next()  # for the policy before
 
     @staticmethod
     def _refuse(error: str) -> None:

@@ -295,8 +295,8 @@ class StatusPublisher:
             apps, deferred = ([one for one in part if one.user == user] for part in parts or ((), ()))
             own = self._own.get(user, {})
             live = [own[uid] for uid in sorted(own, key=self._position.__getitem__)]
-            rest = (places.get(user), ended.get(user, []))
-            return encode_jobs_file(0, live, places=rest[0], finished=rest[1], apps=apps, deferred=deferred)
+            own_places, own_ended = places.get(user), ended.get(user, [])
+            return encode_jobs_file(0, live, places=own_places, finished=own_ended, apps=apps, deferred=deferred)
 
         self._private.write_users(users, changed, content_of, now)
 

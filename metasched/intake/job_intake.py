@@ -124,7 +124,8 @@ class JobIntake:
             if not differs:
                 return marked
             looked_at = [uid for uid in ours if uid in differs]
-            jobs, still_marked = (patched(marked, differs, {}) for _ in range(2))
+            jobs = patched(marked, differs, {})
+            still_marked = dict(jobs)
         for uid in looked_at:
             slurm_job, record = ours[uid], records.get(uid)
             if record is None:

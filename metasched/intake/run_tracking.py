@@ -139,7 +139,7 @@ class RunTracking:
         self._tracked_from: Mapping[str, RecordedJob] = {}
         self._live: Mapping[str, TrackedJob] = {}
         self._others = Latest[Mapping[str, RecordedJob]](reuses=self._reuses)  # the jobs that do more than wait
-        self._waiting: dict[str, tuple[RecordedJob, TrackedJob]] = {}
+        self._waiting: frozenset[str] = frozenset()  # uids
 
     def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retries: Retries) -> TrackedRuns:
         """Bring the runs of all jobs up to what Slurm lists, and finish the jobs that have ended. Repeatable.
@@ -156,8 +156,8 @@ class RunTracking:
         live: dict[str, TrackedJob] = {}
         over: dict[str, RecordedJob] = {}
         changed = differing(self._tracked_from, jobs)
-        waiting = patched(self._waiting, changed, {}) if changed else self._waiting
-        others = self._others.of(lambda: {uid: jobs[uid] for uid in jobs.keys() - waiting.keys()}, jobs, waiting)
+        waiting = self._waiting - changed if changed else self._waiting
+        others = self._others.of(lambda: {uid: job for uid, job in jobs.items() if uid not in waiting}, jobs, waiting)
         turns = self._reports.in_turn(job.record for job in others.values())
         runs = (record for record in turns if record.current is not None and record.current.started is not None)
         read = {
@@ -176,8 +176,8 @@ class RunTracking:
             found = patched(tracked, {*changed, *over}, live)
             tracked = in_order_of([uid for uid in jobs if uid in found], found)
         if self._reuses:
-            came = {uid: (jobs[uid], job) for uid, job in live.items() if _only_waits(job)}
-            self._waiting = patched(waiting, (), came) if came else waiting
+            came = {uid for uid, job in live.items() if _only_waits(job)}
+            self._waiting = waiting | came if came else waiting
             self._live = tracked
         self._tracked_from = jobs
         self._recovered_since = {uid: since for uid, since in self._recovered_since.items() if uid in jobs}

@@ -60,8 +60,8 @@ class JobIdentifier:
         objects = dict(zip(map(id, listed), listed, strict=True))
         found = None
         if before is not None:
-            came = [objects[one] for one in objects.keys() - self._objects.keys()]
-            went = [self._objects[one] for one in self._objects.keys() - objects.keys()]
+            came = [job for one, job in objects.items() if one not in self._objects]
+            went = [job for one, job in self._objects.items() if one not in objects]
             found = _updated(before, came, went)
         if found is None:
             found = identify(listed, records, intake, now)
@@ -72,7 +72,15 @@ class JobIdentifier:
 
 
 def _updated(before: IdentifiedJobs, came: Sequence[SlurmJob], went: Sequence[SlurmJob]) -> IdentifiedJobs | None:
-    """Return the jobs after some have come and gone; None where one has no stamp of its own, or moves another one."""
+    """Return the jobs after some have come and gone; None where one has no stamp of its own, or the order may change.
+
+    Tasks of an array may share a record and its job id. They change together, as Slurm has one text for them.
+
+    Args:
+        before: the jobs before.
+        came: the listed objects that are new, in the order listed.
+        went: the listed objects that are gone, in the order in which they were listed.
+    """
     gone, new = (_by_stamp(jobs) for jobs in (went, came))
     if gone is None or new is None or any(before.ours.get(uid) is not job for uid, job in gone.items()):
         return None
@@ -81,9 +89,13 @@ def _updated(before: IdentifiedJobs, came: Sequence[SlurmJob], went: Sequence[Sl
         place = gone[uid].job_id if uid in gone else None
         if job.job_id != place and (uid in before.ours or job.job_id <= last):
             return None
-    added = sorted(new.keys() - gone.keys(), key=lambda uid: new[uid].job_id)
-    changed = {uid: job for uid, job in new.items() if uid in gone}
-    return replace(before, ours=patched(before.ours, gone, changed) | {uid: new[uid] for uid in added})
+    # Tasks of one record have equal ids; sorted() keeps them in the order in which they are listed.
+    in_order = sorted(new, key=lambda uid: new[uid].job_id)
+    changed = {uid: new[uid] for uid in in_order if uid in gone}
+    if list(changed) != sorted((uid for uid in gone if uid in new), key=lambda uid: gone[uid].job_id):
+        return None
+    added = {uid: new[uid] for uid in in_order if uid not in gone}
+    return replace(before, ours=patched(before.ours, gone, changed) | added)
 
 
 def _by_stamp(jobs: Sequence[SlurmJob]) -> dict[str, SlurmJob] | None:

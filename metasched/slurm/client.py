@@ -17,7 +17,7 @@ OUT_OF_REACH = 4_102_444_800.0
 class JobState(enum.Enum):
     """A job's state: Slurm's base states, with those merged that metasched treats alike."""
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python, for each of thousands of jobs
+    __hash__ = object.__hash__  # as that of model.Status
 
     PENDING = "PENDING"  # includes SPECIAL_EXIT and REQUEUED
     RUNNING = "RUNNING"  # includes CONFIGURING and RESIZING

@@ -41,7 +41,7 @@ _FULL_READ_SECONDS = 60.0
 _MOST_SINGLE_READS = 200
 """Changed jobs up to which only these are read; the JSON of one job costs Slurm 0.1 ms, the command 15 ms."""
 _MOST_PICKED = 4
-"""Changed jobs up to which only these are parsed in the JSON of all jobs; to find one takes a fifth of parsing all."""
+"""Changed jobs up to which only these are parsed in the JSON of all jobs; each search reads through that JSON."""
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
@@ -76,7 +76,7 @@ class CommandLineClient:
         self._nodes_parser = json_parser.NodesParser()
         self._text: str | None = None  # the list of jobs in the poll that self._jobs is from; None: read all
         self._written: set[str] = set()  # ids of the jobs that were written since
-        self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as is known
+        self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as its output has told
         self._full_read = 0.0
         self._reservations: tuple[Reservation, ...] = ()
         self._reservations_read: tuple[frozenset[str], float] | None = None  # names of the nodes reserved then; when
@@ -339,7 +339,6 @@ class CommandLineClient:
             if found < json_releases.OLDEST:
                 raise SlurmTooOldError(found, json_releases.OLDEST)
             self._installed = found
-            self._reads_single = json_releases.may_print_single_jobs(found)
         return self._installed
 
     def _read_racks(self) -> Mapping[str, str]:

@@ -99,21 +99,21 @@ class JobsParser:
         known = dict[int, tuple[SlurmJob, ...]]()
         for text in texts:
             raw = bytes(text)
-            digest = hash(raw)
-            found = self._known.get(digest)
-            if found is None:
-                parsed = parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
-                errors += parsed.errors
-                found = parsed.records
-                if parsed.errors:
-                    continue
-            known[digest] = found
-            records += found
+            parsed = self._parse_record(raw)
+            if not parsed.errors:
+                known[hash(raw)] = parsed.records
+            records += parsed.records
+            errors += parsed.errors
         self._known = known if whole else self._known | known
         return Parsed(tuple(records), tuple(errors))
 
-    @staticmethod
-    def pick(document: Buffer, job_ids: Collection[str], new: Collection[str]) -> tuple[SlurmJob, ...] | None:
+    def _parse_record(self, raw: bytes) -> Parsed[SlurmJob]:
+        found = self._known.get(hash(raw))
+        if found is not None:
+            return Parsed(found, ())
+        return parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
+
+    def pick(self, document: Buffer, job_ids: Collection[str], new: Collection[str]) -> tuple[SlurmJob, ...] | None:
         """Parse the records of a few jobs in an output about all jobs, without reading the others.
 
         Args:
@@ -122,23 +122,28 @@ class JobsParser:
             new: those of them that are looked for from the end, where Slurm lists the latest jobs.
 
         Returns:
-            The jobs; None where one of them is not found as a record of its own in that form.
+            The jobs by ascending id; None where one of them is not found as a record of its own in that form, and where
+            a record has a control character in a text.
         """
         found: list[SlurmJob] = []
-        for job_id in job_ids:
-            # A line break within a text is written as \\n, so that no user's text can look like this.
+        for job_id in sorted(job_ids, key=int):
+            # In texts, Slurm writes a line break as \n and a quote as \". Even if a line break slipped through, no text
+            # would have this line, whose first quote ends a text. The braces found might be a text's then; but a record
+            # from or to there has an open text, or one with a line break, which msgspec refuses.
             line = b'\n      "job_id": %b,' % job_id.encode()
             at = document.rfind(line) if job_id in new else document.find(line)
             begin, end = document.rfind(b"\n    {\n", 0, max(at, 0) + 1), document.find(b"\n    }", max(at, 0))
             if min(at, begin, end) < 0:
                 return None
-            record = document[begin:end].decode(errors="replace")
+            raw = bytes(document[begin + len(b"\n    ") : end + len(b"\n    }")])
             try:
-                parsed = parse_jobs(f'{{"jobs":[{record}}}]}}')
-            except MalformedOutputError:
+                msgspec.json.decode(raw)
+                parsed = self._parse_record(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedOutputError):
                 return None
             if parsed.errors or [job.slurm_job_id for job in parsed.records] != [job_id]:
                 return None
+            self._known[hash(raw)] = parsed.records
             found += parsed.records
         return tuple(found)
 

@@ -24,7 +24,6 @@ from typing import Any
 OLDEST = (22, 5)
 """The oldest release that metasched works with."""
 _NODES_BY_SCONTROL = (23, 2)
-_SINGLE_JOBS = (23, 2)
 
 # Slurm's NO_VAL, NO_VAL16, NO_VAL64, INFINITE... appear where an old release forgot to translate them.
 _SENTINELS = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
@@ -44,11 +43,6 @@ def nodes_command(slurm: tuple[int, ...]) -> list[str]:
     if slurm >= _NODES_BY_SCONTROL:
         return ["scontrol", "--all", "--json", "show", "nodes"]
     return ["sinfo", "--json", "-a"]
-
-
-def may_print_single_jobs(slurm: tuple[int, ...]) -> bool:
-    """Return whether ``squeue --json -j`` may print the jobs that are asked for alone; 22.05 prints all jobs."""
-    return slurm >= _SINGLE_JOBS
 
 
 def number(value: Any) -> int | None:

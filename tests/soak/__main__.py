@@ -21,6 +21,7 @@ import structlog
 
 from metasched.configuration.file_names import COPIES, DATABASE
 from metasched.daemon.failover import StoreCopier
+from metasched.daemon.garbage import GarbageCollection
 from metasched.slurm.client import JobState
 from metasched.store.schema_version import TABLES
 from tests.fakes.fake_nodes import FakeNode
@@ -33,6 +34,7 @@ WORK_SECONDS = (4.0, 40.0)
 MIN_JOB_AGE = 60.0  # after which Slurm forgets an ended job
 KEPT = 1 / 16  # the part of the soak for which details are kept
 SAMPLES = 24
+SEARCH_SECONDS = 30.0  # of the simulated clock, between two searches for garbage among all objects
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 MIB = 2**20
 
@@ -91,7 +93,7 @@ def remembered_jobs(site):
     known = (controller._intake._marked, controller._run_tracking._waiting, controller._run_tracking._live)
     known += (controller._state_builder._described._known, controller._publisher._rendered)
     live = {job.uid for job in site.store.live_jobs()}
-    return sum(len(found.keys() - live) for found in known)
+    return sum(len(set(found) - live) for found in known)
 
 
 MEASURES = {
@@ -139,17 +141,21 @@ class Soak:
 
     def run(self):
         """Poll until the hours are over, and take samples on the way."""
-        pause = (self.until - self.began) / SAMPLES
-        next_sample = self.began + pause
+        sample_seconds = (self.until - self.began) / SAMPLES
+        next_sample = self.began + sample_seconds
+        garbage = GarbageCollection(lambda: self.slurm.now, SEARCH_SECONDS)
         database = self.site.base / "state" / DATABASE
         with StoreCopier(database, self.site.base / "shared" / COPIES, 5.0):
             while self.slurm.now < self.until:
                 self._submit()
-                self.slurm.tick(max(self.site.controller.poll(), 0.5))
+                pause = self.site.controller.poll()
+                garbage.after_poll()
+                self.slurm.tick(max(pause, 0.5))
                 self._forget()
                 if self.slurm.now >= next_sample:
-                    next_sample += pause
+                    next_sample += sample_seconds
                     self.sample()
+        garbage.end()
         self.site.controller.close()
         self.site.close()
 

@@ -45,3 +45,8 @@ def test_a_mapping_in_order_is_not_copied():
     found = {"a": 1, "b": 2}
     assert in_order_of(["a", "b"], found) is found
     assert list(in_order_of(["b", "a"], found)) == ["b", "a"]
+
+
+def test_a_mapping_in_order_has_no_other_keys():
+    """A key that is not named is dropped."""
+    assert in_order_of(["b"], {"a": 1, "b": 2}) == {"b": 2}

@@ -267,11 +267,41 @@ def indented(*records):
 
 @pytest.mark.parametrize("new", [(), ("22", "23")])
 def test_a_few_records_are_picked_from_those_of_all_jobs(new):
-    """The picked jobs are those that parsing all gives, whatever users write."""
+    """The picked jobs are those that parsing all gives, in the order of their ids, whatever users write."""
     evil = '"},\n    {\n      "job_id": 23,\n      "comment": "\n    }'
     records = (RUNNING_22, PENDING_22 | {"name": evil, "comment": evil}, PENDING_22 | {"job_id": 23}, RUNNING_22)
-    found = JobsParser.pick(indented(*records), ["22", "23"], new=new)
+    found = JobsParser().pick(indented(*records), ["23", "22"], new=new)
     assert found == read(*records[1:3]).records
+
+
+def test_a_picked_job_is_the_same_object_when_all_are_read():
+    """And the same as before, if its record is unchanged."""
+    parser, document = JobsParser(), indented(RUNNING_22, PENDING_22)
+    (picked,) = parser.pick(document, ["22"], new=())
+    assert parser.parse(document).records[1] is picked
+    assert parser.pick(document, ["22"], new=()) == (picked,)
+    assert parser.pick(document, ["22"], new=())[0] is picked
+
+
+FORGED = '\n    {\n      "job_id": 22,\n' + json.dumps(PENDING_22 | {"user_name": "root"}, indent=6)[2:-2] + "\n    }"
+
+
+@pytest.mark.parametrize("field", ["account", "user_name"])  # before the job's id, and behind it
+@pytest.mark.parametrize(
+    "text", ["x\ny", "\n    }", "\n    {\n", "\n    {\n      ", "\n    }\n    {\n", '\n      "job_id": 22,\n', FORGED]
+)
+def test_a_line_break_that_slipped_through_into_a_text_forges_no_record(field, text):
+    """Such a record is left to the parser of all, and the job of another record is that of the real one."""
+    evil = {"account": ""} | PENDING_22 | {"job_id": 21, field: text}
+    document = indented({"account": "lab"} | PENDING_22, evil, PENDING_22 | {"job_id": 23})
+    written = json.dumps(text).encode()
+    raw = document.replace(written, written.replace(b"\\n", b"\n"))
+    assert raw != document
+    for new in ((), ("21", "22", "23")):
+        assert JobsParser().pick(raw, ["21"], new=new) is None
+        for job_id, number in (("22", 0), ("23", 2)):
+            found = JobsParser().pick(raw, [job_id], new=new)
+            assert found is None or found == parse_jobs(raw.decode()).records[number : number + 1]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +314,7 @@ def test_a_few_records_are_picked_from_those_of_all_jobs(new):
 )
 def test_a_record_that_is_not_that_of_one_job_is_not_picked(records, job_id):
     """Then all records are to be read."""
-    assert JobsParser.pick(indented(*records), [job_id], new=()) is None
+    assert JobsParser().pick(indented(*records), [job_id], new=()) is None
 
 
 @pytest.mark.parametrize(
@@ -293,7 +323,7 @@ def test_a_record_that_is_not_that_of_one_job_is_not_picked(records, job_id):
 )
 def test_nothing_is_picked_from_a_document_of_another_form(document):
     """A document on one line and one that was cut off are left to the parser of all records."""
-    assert JobsParser.pick(document, ["22"], new=()) is None
+    assert JobsParser().pick(document, ["22"], new=()) is None
 
 
 def test_gpus_of_several_types_are_counted_together():
