@@ -58,9 +58,7 @@ def test_a_job_that_starts_is_seen_without_a_reload(page, browser):
     assert "waiting" in browser.driver.find_element(By.CSS_SELECTOR, "tbody").text
     running = changed(waiting, status="running", nodes={"n001": 4}, runs=1)
     page.publish(replace(status, jobs=(running,), jobs_version=status.jobs_version + 1))
-    WebDriverWait(browser.driver, WAIT_SECONDS, ignored_exceptions=[StaleElementReferenceException]).until(
-        lambda driver: "running" in driver.find_element(By.CSS_SELECTOR, "tbody").text
-    )  # a refresh may take the table away between finding and reading it
+    wait_for(browser, lambda driver: "running" in driver.find_element(By.CSS_SELECTOR, "tbody").text)
     assert browser.driver.execute_script("return window.kept") is True
     assert browser.problems() == []
 
@@ -99,17 +97,27 @@ def test_the_queue_is_filtered_without_scripts(page, browser):
     try:
         driver = browser.driver
         driver.find_element(By.CSS_SELECTOR, "a[rel=next]").click()
-        assert "Page 2 of" in driver.page_source
+        wait_for(browser, lambda driver: "Page 2 of" in driver.page_source)
         driver.find_element(By.NAME, "user").send_keys("bob")
         Select(driver.find_element(By.NAME, "state")).select_by_visible_text("running")
         driver.find_element(By.CSS_SELECTOR, ".filters button").click()
-        users = {cell.text.split("\n")[0] for cell in driver.find_elements(By.CSS_SELECTOR, "td[data-label=User]")}
-        assert users == {"bob"}
+        wait_for(browser, lambda driver: shown_users(driver) == {"bob"})
         driver.find_element(By.LINK_TEXT, "Cluster").click()
-        assert "n001" in driver.page_source
+        wait_for(browser, lambda driver: "n001" in driver.page_source)
         assert driver.find_elements(By.LINK_TEXT, "Refresh")
     finally:
         browser.open("")
+
+
+def shown_users(driver):
+    """The users in the table of jobs."""
+    return {cell.text.split("\n")[0] for cell in driver.find_elements(By.CSS_SELECTOR, "td[data-label=User]")}
+
+
+def wait_for(browser, condition):
+    """Wait until a condition holds; a new page may take an element away between finding and reading it."""
+    ignored = [StaleElementReferenceException]
+    WebDriverWait(browser.driver, WAIT_SECONDS, ignored_exceptions=ignored).until(condition)
 
 
 def press(browser, key):
