@@ -33,16 +33,14 @@ def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -
 
 def row(made: Table, *cells: object, style: str | None = None) -> None:
     """Add a row; cells are cleaned and shown without markup, None as an empty cell."""
-    made.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in cells), style=style)
+    made.add_row(*map(_text, cells), style=style)
 
 
 class LineTable:
-    """A table with one line a row on a terminal: it leaves out columns that do not fit, and cuts others.
+    """A table with one line a row on a terminal; elsewhere it has all columns, whose cells are folded.
 
-    Cells of the last column are cut to the terminal's width, those of shrinkable columns only where no optional column
-    fits any more.
-
-    Elsewhere it has all columns, whose cells are folded.
+    On a terminal, optional columns that do not fit are left out. Cells of the last column are cut to the terminal's
+    width. Those of shrinkable columns are cut where not even the mandatory columns fit.
 
     Args:
         headings: the columns' headings.
@@ -69,18 +67,20 @@ class LineTable:
 
     def row(self, *cells: object, style: str | None = None) -> None:
         """Add a row, as the function `row` does; on a terminal a cell of the last column that has a style is folded."""
-        self._rows.append(([cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in cells], style))
+        self._rows.append((list(map(_text, cells)), style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, and a line that names the columns that are left out."""
-        shown = self._fitting(options.max_width) if console.is_terminal else dict.fromkeys(self._headings)
+        in_lines = console.is_terminal
+        shown = self._fitting(options.max_width) if in_lines else dict.fromkeys(self._headings)
         made = table(*shown, right=self._right)
         places = [self._headings.index(heading) for heading in shown]
-        for column, width in zip(made.columns[:-1], shown.values(), strict=False) if console.is_terminal else ():
-            column.no_wrap, column.overflow, column.width = True, "ellipsis", width
+        if in_lines:
+            for column, width in zip(made.columns[:-1], shown.values(), strict=False):
+                column.no_wrap, column.overflow, column.width = True, "ellipsis", width
         for cells, style in self._rows:
             *kept, last = (cells[place] for place in places)
-            if console.is_terminal and not last.style:
+            if in_lines and not last.style:
                 last = Text(last.plain, no_wrap=True, overflow="ellipsis")
             row(made, *kept, last, style=style)
         yield made
@@ -115,5 +115,5 @@ def _shrink(widths: dict[str, int], headings: Sequence[str], least: int, excess:
     return excess
 
 
-def _cell(value: object) -> str:
-    return "" if value is None else clean(str(value))
+def _text(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text("" if cell is None else clean(str(cell)))

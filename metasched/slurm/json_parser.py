@@ -99,16 +99,17 @@ class JobsParser:
         known = dict[int, tuple[SlurmJob, ...]]()
         for text in texts:
             raw = bytes(text)
-            parsed = self._parse_record(raw)
+            digest = hash(raw)
+            parsed = self._parse_record(raw, digest)
             if not parsed.errors:
-                known[hash(raw)] = parsed.records
+                known[digest] = parsed.records
             records += parsed.records
             errors += parsed.errors
         self._known = known if whole else self._known | known
         return Parsed(tuple(records), tuple(errors))
 
-    def _parse_record(self, raw: bytes) -> Parsed[SlurmJob]:
-        found = self._known.get(hash(raw))
+    def _parse_record(self, raw: bytes, digest: int) -> Parsed[SlurmJob]:
+        found = self._known.get(digest)
         if found is not None:
             return Parsed(found, ())
         return parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
@@ -136,14 +137,15 @@ class JobsParser:
             if min(at, begin, end) < 0:
                 return None
             raw = bytes(document[begin + len(b"\n    ") : end + len(b"\n    }")])
+            digest = hash(raw)
             try:
                 msgspec.json.decode(raw)
-                parsed = self._parse_record(raw)
+                parsed = self._parse_record(raw, digest)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedOutputError):
                 return None
             if parsed.errors or [job.slurm_job_id for job in parsed.records] != [job_id]:
                 return None
-            self._known[hash(raw)] = parsed.records
+            self._known[digest] = parsed.records
             found += parsed.records
         return tuple(found)
 
