@@ -250,7 +250,7 @@ class Connection:
 
 
 def _needs_migration(db: sqlite3.Connection, path: Path, *, read_only: bool) -> bool:
-    from metasched.store.schema import needs_migration  # noqa: PLC0415  sqlite-utils takes 60 MiB
+    from metasched.store.schema import needs_migration  # noqa: PLC0415  sqlite-utils takes 0.1 s
 
     return needs_migration(db, path, read_only=read_only)
 

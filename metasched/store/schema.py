@@ -8,11 +8,13 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from sqlite_utils import Database, Migrations
-
+from metasched.core.imports import hidden_module
 from metasched.store.counting_triggers import COUNTING
 from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
 from metasched.store.schema_version import APPLICATION_ID
+
+with hidden_module("pandas"):  # where pandas is installed, sqlite-utils imports it, which takes 35 MiB for good
+    from sqlite_utils import Database, Migrations
 
 migrations = Migrations("metasched")
 

@@ -378,3 +378,15 @@ def test_every_error_is_a_store_error():
     """So ``except StoreError`` handles every error of the store."""
     for kind in (NewerStoreError, NotAStoreError, UnusableStoreError, MissingStoreError):
         assert issubclass(kind, StoreError)
+
+
+def test_making_the_tables_imports_no_pandas(tmp_path):
+    """sqlite-utils imports it where it is installed, and the daemon would keep its 35 MiB."""
+    script = (
+        "import pathlib, sys; from metasched.store import Store; "
+        "Store.open(pathlib.Path(sys.argv[1])).close(); print(*sys.modules)"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path / "new.db")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert "sqlite_utils" in done.stdout.split()
+    assert "pandas" not in done.stdout.split()
