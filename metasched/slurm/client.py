@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from metasched.core.model import Hold
 from metasched.slurm.associations import Associations
 
+_NOTHING: Mapping[str, Any] = {}  # one object for thousands of jobs
 OUT_OF_REACH = 4_102_444_800.0
 """A begin time (unix seconds, the year 2100) at which no job starts: only an update lets such a job start."""
 
@@ -126,12 +127,12 @@ class SlurmJob:
     batch: bool = True
     excluded_nodes: tuple[str, ...] = ()
     shards_per_node: int | None = None
-    allocated: Mapping[str, int] = field(default_factory=dict)
+    allocated: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     allocated_gpu_type: str | None = None
-    allocated_cpus: Mapping[str, int] = field(default_factory=dict)
-    allocated_memory: Mapping[str, int] = field(default_factory=dict)
-    gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    shards: Mapping[str, int] = field(default_factory=dict)
+    allocated_cpus: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    allocated_memory: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: _NOTHING)
+    shards: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     reservation: str = ""
     gpu_types: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -29,6 +30,9 @@ _REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE, _END_REASON, _FAIL
     JOB_COLUMNS.index,
     ("requirements", "attained", "last_placement", "batching", "noise", "end_reason", "failed_sizes", "put_back"),
 )
+_SHARED = tuple(map(JOB_COLUMNS.index, ("name", "user", "account", "partition", "status")))
+"""Columns whose text many jobs have; it is one object for all of them."""
+_NO_SERVICE: Mapping[str, float] = {}
 
 
 def as_json(value: Any) -> str:
@@ -112,8 +116,11 @@ def _requirements(text: str) -> Mapping[str, Any]:
 def job_of(row: tuple[Any, ...]) -> JobRecord:
     """The job, with its open run, in a row of ``JOBS_WITH_RUNS``."""
     values = list(row[:_RUN_PART])
+    for column in _SHARED:
+        if isinstance(values[column], str):
+            values[column] = sys.intern(values[column])
     values[_REQUIREMENTS] = _requirements(values[_REQUIREMENTS])
-    values[_ATTAINED] = {} if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
+    values[_ATTAINED] = _NO_SERVICE if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
     values[_BATCHING] = batching_of(values[_BATCHING])
     values[_NOISE] = noise_of(values[_NOISE])

@@ -22,6 +22,7 @@ REPORT_WEIGHT = 0.3
 """Weight of a new report in the exponential moving average of a measurement."""
 
 _Key = TypeVar("_Key")
+_NOTHING: Mapping[Any, float] = {}  # one object for thousands of subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class MeasuredSpeed:
     """
 
     subject: str
-    alone: Mapping[PlacementShape, float] = field(default_factory=dict)
-    colocated: Mapping[tuple[PlacementShape, str], float] = field(default_factory=dict)
+    alone: Mapping[PlacementShape, float] = field(default_factory=lambda: _NOTHING)
+    colocated: Mapping[tuple[PlacementShape, str], float] = field(default_factory=lambda: _NOTHING)
     untried: float | None = None
     fingerprint: Fingerprint | None = None
     batch: int = 0
