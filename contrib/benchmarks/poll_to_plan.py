@@ -9,13 +9,12 @@ import functools
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,6 +61,10 @@ POLICIES = ("fifo", "las")
 SIZES = (1, 2, 4, 8, 1, 2, 16, 4)
 SUBMITTERS = 4
 STEADY_POLLS = 5
+EVENTS = 5
+"""Jobs that end, and as many that arrive; medians are taken over them."""
+SETTLING_POLLS = 2
+"""Polls after an event, in which the daemon sees what it has itself written to Slurm."""
 MOST_INTAKE_POLLS = 200
 POLL_SECONDS = 2.0
 ROWS = (
@@ -108,9 +111,10 @@ class Stopwatch:
         self.last: dict[str, tuple[Any, ...]] = {}
 
     def reset(self) -> None:
-        """Set all seconds and calls to 0."""
+        """Set all seconds and calls to 0, and forget the arguments, which may be large."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.calls = dict.fromkeys(STAGES, 0)
+        self.last = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -178,14 +182,21 @@ def milliseconds(watch: Stopwatch, total: float, cpu: float) -> dict[str, float]
 
 
 def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
-    """Poll once; returns the poll's ``milliseconds``."""
+    """Poll once; returns the poll's ``milliseconds``, and the peak of the memory meanwhile in MiB."""
     watch.reset()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
     begun, cpu = time.perf_counter(), time.process_time()
     controller.poll()
-    found = milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu)
+    found = milliseconds(watch, time.perf_counter() - begun, time.process_time() - cpu) | {"MiB": peak_mib()}
     if _garbage is not None:
         _garbage.after_poll()
     return found
+
+
+def peak_mib() -> int:
+    """The peak of this process's resident memory in MiB, since it was last cleared."""
+    status = Path("/proc/self/status").read_text()
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024)
 
 
 def reading(shared: Path) -> dict[str, float]:
@@ -225,6 +236,34 @@ def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
     }
 
 
+def fill(cluster: DevCluster, shared: Path, script: Path, controller: Controller) -> None:
+    """Poll until one job that cannot be preempted holds all GPUs, so that the others wait."""
+    options = ("--nodes=64", "--gres=gpu:8", "--comment=metasched preempt=no", "--job-name=filler")
+    filler = submit(cluster, shared, script, *options)
+    deadline = time.monotonic() + FILL_SECONDS
+    while cluster.run("squeue", "-h", "-o", "%T", "-j", filler).strip() != "RUNNING":
+        if time.monotonic() > deadline:
+            message = f"the job that fills the cluster does not run after {FILL_SECONDS:g} s"
+            raise TimeoutError(message)
+        controller.poll()
+        time.sleep(0.1)
+    controller.poll()
+
+
+def of_events(
+    controller: Controller, watch: Stopwatch, end_one: Callable[[], object], submit_one: Callable[[], object]
+) -> dict[str, dict[str, float]]:
+    """The medians of the polls that see that one job has ended, and that one has arrived."""
+    samples: dict[str, list[dict[str, float]]] = {"one job ended": [], "one job arrived": []}
+    for _ in range(EVENTS):
+        for found, cause in zip(samples.values(), (end_one, submit_one), strict=True):
+            cause()
+            found.append(polled(controller, watch))
+            for _ in range(SETTLING_POLLS):
+                controller.poll()
+    return {name: median(found) for name, found in samples.items()}
+
+
 def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
     """The results for one number of held jobs; runs in a new process, because it reads the process's peak memory."""
     structlog.configure(processors=[lambda *_: _drop()])
@@ -244,22 +283,11 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
     )
     schedule = config.schedule.model_copy(update={"min_round_seconds": 1e6})
     without_rounds = config.model_copy(update={"schedule": schedule})  # an end or an arrival alone
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mib()
     client = CommandLineClient(cluster.env)
     with Store.open(base / "state" / "metasched.db") as store, watch.watching():
         controller = Controller(config, client, client.settings(), store, Mailbox(shared), policy_named("fifo"))
-        # One job that cannot be preempted takes all GPUs, so that the others wait.
-        filler = submit(
-            cluster, shared, script, "--nodes=64", "--gres=gpu:8", "--comment=metasched preempt=no", "--job-name=filler"
-        )
-        deadline = time.monotonic() + FILL_SECONDS
-        while cluster.run("squeue", "-h", "-o", "%T", "-j", filler).strip() != "RUNNING":
-            if time.monotonic() > deadline:
-                message = f"the job that fills the cluster does not run after {FILL_SECONDS:g} s"
-                raise TimeoutError(message)
-            controller.poll()
-            time.sleep(0.1)
-        controller.poll()
+        fill(cluster, shared, script, controller)
         say(f"{held} jobs: submitting")
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
@@ -275,11 +303,12 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
         controller.reconfigure(without_rounds, policy_named("fifo"))
         controller.poll()
         polls["steady"] = median([polled(controller, watch) for _ in range(STEADY_POLLS)])
-        cluster.run("scancel", ids.pop())
-        polls["one job ended"] = polled(controller, watch)
-        ids.append(submit(cluster, shared, script, *request(0)))
-        polls["one job arrived"] = polled(controller, watch)
-        controller.poll()
+        polls |= of_events(
+            controller,
+            watch,
+            end_one=lambda: cluster.run("scancel", ids.pop()),
+            submit_one=lambda: ids.append(submit(cluster, shared, script, *request(0))),
+        )
         polls["reading the status"] = dict.fromkeys(polls["steady"], 0.0) | reading(shared)
         for name in POLICIES:
             for row_name in (f"first round, {name}", f"round, {name}"):
@@ -289,8 +318,7 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
             result["free"][name] = on_free_gpus(snapshot, policy_named(name))
         result["jobs"] = len(snapshot.jobs) - 1
     client.close()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result["memory_mib"] = {"before": round(before / 1024), "peak": round(after / 1024)}
+    result["memory_mib"] = {"before": before, "peak": max(poll.get("MiB", 0) for poll in polls.values())}
     return result
 
 
@@ -300,12 +328,12 @@ def _drop() -> Any:
 
 def show(held: int, found: Mapping[str, Any]) -> None:
     """Print the results for one number of held jobs as a table."""
-    columns = ("total", "ours", "cpu", "slurm", *STAGES)
+    columns = ("total", "ours", "cpu", "MiB", "slurm", *STAGES)
     memory = found["memory_mib"]
     title = f"{held} held jobs: ms; memory {memory['before']} MiB without jobs, {memory['peak']} MiB at most"
     shown = table("poll", *columns, title=title, right=columns)
     for name, poll in found["polls"].items():
-        row(shown, name, *(f"{poll[column]:.0f}" for column in columns))
+        row(shown, name, *(f"{poll[column]:.0f}" if column in poll else "" for column in columns))
     for name, free in found["free"].items():
         cells = {"decide": f"{free['decide']:.0f}", "plan": f"{free['plan']:.0f}"}
         words = f"{name}, if all GPUs were free: {free['starts']} actions"

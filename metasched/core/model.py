@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -460,7 +461,7 @@ class Snapshot:
     @cached_property
     def job(self) -> Mapping[str, Job]:
         """The jobs by their uids."""
-        return {job.uid: job for job in self.jobs}
+        return dict(zip(map(attrgetter("uid"), self.jobs), self.jobs, strict=True))
 
     @cached_property
     def node(self) -> Mapping[str, Node]:

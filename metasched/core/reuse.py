@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
-from operator import is_not
+from operator import is_not, not_
 from typing import Generic, TypeVar
 
 FROM_SCRATCH = "METASCHED_FROM_SCRATCH"
@@ -80,18 +80,15 @@ class Interned(Generic[T]):
         if not self._reuses:
             return records
         if self._given is not records:
-            key, known, ids = self._key, self._known, self._ids
-            found = tuple(
-                [
-                    record
-                    if id(record) in ids or (before := known.get(key(record))) is None or before != record
-                    else before
-                    for record in records
-                ]
-            )
+            key, found = self._key, list(records)
+            is_new = map(not_, map(self._ids.__contains__, map(id, records)))
+            for position in compress(range(len(found)), is_new):
+                before = self._known.get(key(found[position]))
+                if before is not None and before == found[position]:
+                    found[position] = before
             if len(found) != len(self._latest) or any(map(is_not, found, self._latest)):
-                self._latest = found
-                self._known = {key(record): record for record in found}
+                self._latest = tuple(found)
+                self._known = dict(zip(map(key, found), found, strict=True))
                 self._ids = frozenset(map(id, found))
             self._given = records
         return self._latest

@@ -129,9 +129,10 @@ class DescribedJobs:
         new: list[str] = []
         aged: list[str] = []
         rest: Collection[str] = live
-        if known and not changes and not closes_nodes:
+        if known and not closes_nodes:
             differs = differing(self._live, live)
-            wanted = differs.union(timed, reported)
+            learned = [uid for uid, subject in self.subjects.items() if subject in changes] if changes else ()
+            wanted = differs.union(timed, reported, learned)
             rest = [uid for uid in live if uid in wanted] if wanted else ()
             found = patched(known, differs - live.keys(), {}) if differs or rest else self._known
         for uid in rest:

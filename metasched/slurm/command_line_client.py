@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
@@ -39,14 +40,14 @@ _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _BOOT_TIME = re.compile(r"^BOOT_TIME\s*=\s*([0-9]+)\s*$", re.MULTILINE)
 _FULL_READ_SECONDS = 60.0
 _MOST_SINGLE_READS = 200
-"""Changed jobs up to which only these are read; the JSON of one job costs Slurm 0.1 ms, the command 15 ms."""
-_MOST_PICKED = 4
-"""Changed jobs up to which only these are parsed in the JSON of all jobs; each search reads through that JSON."""
+"""Changed jobs up to which only these are read; the JSON of one job costs Slurm 0.1 ms, the command 15 ms. Where the
+JSON has all jobs, only these are parsed."""
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
 # The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
+_SLURM_JOB_ID = attrgetter("slurm_job_id")
 
 
 class CommandLineClient:
@@ -172,15 +173,15 @@ class CommandLineClient:
     def _read_changed(self, changed: set[str], gone: AbstractSet[str]) -> None:
         """Read the jobs of the ids again, and drop those that are gone; read all where array tasks are among them."""
         simple = all(job_id.isdecimal() for job_id in changed | gone)
-        most = _MOST_SINGLE_READS if self._reads_single else _MOST_PICKED
-        if not simple or len(changed) > most:
+        if not simple or len(changed) > _MOST_SINGLE_READS:
             self._read_all()
             return
-        started, known_ids = time.monotonic(), {job.slurm_job_id for job in self._jobs}
+        started = time.monotonic()
+        jobs = dict(zip(map(_SLURM_JOB_ID, self._jobs), self._jobs, strict=True))
         found: dict[str, SlurmJob] = {}
         if changed and not self._reads_single:
             document = self._all_as_json()
-            picked = self._jobs_parser.pick(document, changed, new=changed - known_ids)
+            picked = self._jobs_parser.pick(document, changed)
             if picked is None:
                 self._parse_all(document, started)
                 return
@@ -198,15 +199,15 @@ class CommandLineClient:
             found = {job.slurm_job_id: job for job in parsed.records}
             self._warn(parsed.errors)
             if not found.keys() <= changed:  # 22.05 prints all jobs; others print all tasks of an array
-                if known_ids <= found.keys() | gone | changed:
+                if jobs.keys() <= found.keys() | gone | changed:
                     self._reads_single, self._jobs, self._full_read = False, parsed.records, started
                 else:
                     self._read_all()
                 return
-        vanished = (changed - found.keys()) | gone
-        new = found.keys() - known_ids
-        jobs = [found.get(job.slurm_job_id, job) for job in self._jobs if job.slurm_job_id not in vanished]
-        self._jobs = (*jobs, *(job for slurm_job_id, job in found.items() if slurm_job_id in new))
+        for slurm_job_id in (changed - found.keys()) | gone:
+            jobs.pop(slurm_job_id, None)
+        jobs.update(found)  # a known job keeps its place
+        self._jobs = tuple(jobs.values())
 
     def nodes(self) -> Sequence[SlurmNode]:
         """Read all nodes as JSON, by the command of this host's Slurm release."""

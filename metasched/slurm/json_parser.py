@@ -114,13 +114,12 @@ class JobsParser:
             return Parsed(found, ())
         return parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
 
-    def pick(self, document: Buffer, job_ids: Collection[str], new: Collection[str]) -> tuple[SlurmJob, ...] | None:
+    def pick(self, document: Buffer, job_ids: Collection[str]) -> tuple[SlurmJob, ...] | None:
         """Parse the records of a few jobs in an output about all jobs, without reading the others.
 
         Args:
             document: the output, which Slurm indents by two spaces a level.
             job_ids: of jobs that are no array tasks.
-            new: those of them that are looked for from the end, where Slurm lists the latest jobs.
 
         Returns:
             The jobs by ascending id; None where one of them is not found as a record of its own in that form, and where
@@ -131,8 +130,7 @@ class JobsParser:
             # In texts, Slurm writes a line break as \n and a quote as \". Even if a line break slipped through, no text
             # would have this line, whose first quote ends a text. The braces found might be a text's then; but a record
             # from or to there has an open text, or one with a line break, which msgspec refuses.
-            line = b'\n      "job_id": %b,' % job_id.encode()
-            at = document.rfind(line) if job_id in new else document.find(line)
+            at = _find_job(document, int(job_id))
             begin, end = document.rfind(b"\n    {\n", 0, max(at, 0) + 1), document.find(b"\n    }", max(at, 0))
             if min(at, begin, end) < 0:
                 return None
@@ -148,6 +146,34 @@ class JobsParser:
             self._known[digest] = parsed.records
             found += parsed.records
         return tuple(found)
+
+
+_JOB_ID = b'\n      "job_id": '
+SEARCHED_BYTES = 64 * 1024
+"""Bytes of an output about all jobs that are searched for one job without halving them."""
+
+
+def _find_job(document: Buffer, job_id: int) -> int:
+    """Return where the line of a job's id begins in an output about all jobs; -1 where it is not found.
+
+    Slurm lists jobs in the order of their ids, so that a search by halves looks at few records of many. A job may not
+    be found for some time after ids have begun again at Slurm's largest one.
+    """
+    begin, end = 0, len(document)
+    while end - begin > SEARCHED_BYTES:
+        middle = document.find(_JOB_ID, (begin + end) // 2, end)
+        if middle < 0:
+            end = (begin + end) // 2 + len(_JOB_ID)
+            continue
+        digits = bytes(document[middle + len(_JOB_ID) : middle + len(_JOB_ID) + 20]).partition(b",")[0]
+        if not digits.isdigit():
+            break
+        if int(digits) <= job_id:
+            begin = middle
+        else:
+            end = middle
+    line = b"%b%d," % (_JOB_ID, job_id)
+    return document.find(line, begin, end + len(line))
 
 
 class _RawJobs(msgspec.Struct):
@@ -267,7 +293,7 @@ class _Fields:
         return self.get(field, json_releases.text)
 
     def shared_text(self, field: str) -> str:
-        """Read a text that many records have; it is one object for all of them."""
+        """Read a text that many records may have; it is one object for all of them."""
         return sys.intern(self.text(field))
 
     def instant(self, field: str) -> float | None:
@@ -344,7 +370,7 @@ def _job(fields: _Fields) -> SlurmJob:
     slurm_state = "+".join(fields.get("job_state", json_releases.words, required=True))
     state = _state(fields, slurm_state)
     has_exit_code = state in _ENDED or "SPECIAL_EXIT" in slurm_state
-    reason = fields.text("state_reason")
+    reason = fields.shared_text("state_reason")
     priority = fields.number("priority") or 0
     gpus_per_node, gpus_total = fields.gpus("tres_per_node"), fields.gpus("tres_per_job")
     gpus_per_task, shards_per_node = fields.gpus("tres_per_task"), fields.shards("tres_per_node")
@@ -356,16 +382,16 @@ def _job(fields: _Fields) -> SlurmJob:
         job_id=job_id,
         array_job_id=array,
         array_task_id=task,
-        name=fields.text("name"),
+        name=fields.shared_text("name"),
         user=fields.shared_text("user_name") or str(fields.count("user_id")),
         account=fields.shared_text("account"),
         partition=fields.shared_text("partition"),
         qos=fields.shared_text("qos"),
-        comment=fields.text("comment"),
+        comment=fields.shared_text("comment"),
         admin_comment=fields.text("admin_comment"),
         state=state,
         slurm_state=sys.intern(slurm_state),
-        reason=fields.text("state_description") or reason,
+        reason=fields.shared_text("state_description") or reason,
         hold=_hold(state, priority, reason),
         submitted=float(fields.count("submit_time")),
         eligible=fields.instant("eligible_time"),
@@ -388,7 +414,7 @@ def _job(fields: _Fields) -> SlurmJob:
         exclusive="none" in fields.get("shared", json_releases.words),
         restarts=fields.number("restart_cnt") or 0,
         requeue=fields.get("requeue", json_releases.flag),
-        dependency=fields.text("dependency"),
+        dependency=fields.shared_text("dependency"),
         exit_code=fields.get("exit_code", json_releases.exit_code) if has_exit_code else None,
         nodes_max=fields.number("max_nodes") or None,
         gpus_per_socket=_total(fields.gpus("tres_per_socket")),
@@ -397,7 +423,7 @@ def _job(fields: _Fields) -> SlurmJob:
         het=bool(fields.number("het_job_id")),
         batch=fields.get("batch_flag", json_releases.flag),
         shards_per_node=_total(shards_per_node),
-        reservation=fields.text("resv_name"),
+        reservation=fields.shared_text("resv_name"),
     )
 
 

@@ -3,14 +3,21 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.core.model import Hold
 from metasched.slurm import json_releases
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.json_parser import JobsParser, NodesParser, parse_jobs, parse_nodes, parse_reservations
+from metasched.slurm.json_parser import (
+    SEARCHED_BYTES,
+    JobsParser,
+    NodesParser,
+    parse_jobs,
+    parse_nodes,
+    parse_reservations,
+)
 
 MIB = 2**20
 
@@ -265,22 +272,41 @@ def indented(*records):
     return json.dumps({"meta": {}, "errors": [], "jobs": records}, indent=2).encode()
 
 
-@pytest.mark.parametrize("new", [(), ("22", "23")])
-def test_a_few_records_are_picked_from_those_of_all_jobs(new):
+def test_a_few_records_are_picked_from_those_of_all_jobs():
     """The picked jobs are those that parsing all gives, in the order of their ids, whatever users write."""
     evil = '"},\n    {\n      "job_id": 23,\n      "comment": "\n    }'
     records = (RUNNING_22, PENDING_22 | {"name": evil, "comment": evil}, PENDING_22 | {"job_id": 23}, RUNNING_22)
-    found = JobsParser().pick(indented(*records), ["23", "22"], new=new)
+    found = JobsParser().pick(indented(*records), ["23", "22"])
     assert found == read(*records[1:3]).records
+
+
+def test_each_of_many_records_is_found():
+    """The first, the last and all others, also where ids are missing; a job that is not listed is not found."""
+    listed = [number for number in range(1, 1500) if number % 7]
+    document, parser = indented(*(PENDING_22 | {"job_id": number} for number in listed)), JobsParser()
+    assert len(document) > 10 * SEARCHED_BYTES
+    for number in range(1, 1501):
+        found = parser.pick(document, [str(number)])
+        assert (found and [job.job_id for job in found]) == ([number] if number in listed else None)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=500, max_size=1000, unique=True), st.data())
+@settings(max_examples=20)
+def test_in_another_order_a_record_is_found_or_all_are_read(listed, data):
+    """No order of the ids gives another job."""
+    document = indented(*(PENDING_22 | {"job_id": number} for number in listed))
+    number = data.draw(st.sampled_from(listed))
+    found = JobsParser().pick(document, [str(number)])
+    assert found is None or [job.job_id for job in found] == [number]
 
 
 def test_a_picked_job_is_the_same_object_when_all_are_read():
     """And the same as before, if its record is unchanged."""
     parser, document = JobsParser(), indented(RUNNING_22, PENDING_22)
-    (picked,) = parser.pick(document, ["22"], new=())
+    (picked,) = parser.pick(document, ["22"])
     assert parser.parse(document).records[1] is picked
-    assert parser.pick(document, ["22"], new=()) == (picked,)
-    assert parser.pick(document, ["22"], new=())[0] is picked
+    assert parser.pick(document, ["22"]) == (picked,)
+    assert parser.pick(document, ["22"])[0] is picked
 
 
 FORGED = '\n    {\n      "job_id": 22,\n' + json.dumps(PENDING_22 | {"user_name": "root"}, indent=6)[2:-2] + "\n    }"
@@ -297,11 +323,10 @@ def test_a_line_break_that_slipped_through_into_a_text_forges_no_record(field, t
     written = json.dumps(text).encode()
     raw = document.replace(written, written.replace(b"\\n", b"\n"))
     assert raw != document
-    for new in ((), ("21", "22", "23")):
-        assert JobsParser().pick(raw, ["21"], new=new) is None
-        for job_id, number in (("22", 0), ("23", 2)):
-            found = JobsParser().pick(raw, [job_id], new=new)
-            assert found is None or found == parse_jobs(raw.decode()).records[number : number + 1]
+    assert JobsParser().pick(raw, ["21"]) is None
+    for job_id, number in (("22", 0), ("23", 2)):
+        found = JobsParser().pick(raw, [job_id])
+        assert found is None or found == parse_jobs(raw.decode()).records[number : number + 1]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +339,7 @@ def test_a_line_break_that_slipped_through_into_a_text_forges_no_record(field, t
 )
 def test_a_record_that_is_not_that_of_one_job_is_not_picked(records, job_id):
     """Then all records are to be read."""
-    assert JobsParser().pick(indented(*records), [job_id], new=()) is None
+    assert JobsParser().pick(indented(*records), [job_id]) is None
 
 
 @pytest.mark.parametrize(
@@ -323,7 +348,7 @@ def test_a_record_that_is_not_that_of_one_job_is_not_picked(records, job_id):
 )
 def test_nothing_is_picked_from_a_document_of_another_form(document):
     """A document on one line and one that was cut off are left to the parser of all records."""
-    assert JobsParser().pick(document, ["22"], new=()) is None
+    assert JobsParser().pick(document, ["22"]) is None
 
 
 def test_gpus_of_several_types_are_counted_together():
