@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +32,7 @@ from contrib.benchmarks.common import (
 from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup
+from metasched.shared_dir import published_status
 from metasched.store import JobRecord, Store
 
 CLUSTERS = {"tuned": True, "default": False}
@@ -64,6 +67,9 @@ promote_knob = 100000
 [log]
 format = "json"
 """
+WAITING = "waiting"
+"""The name of jobs that only wait."""
+SUBMITTERS = 4
 WAIT_SECONDS = 180.0
 CHECK_SECONDS = 0.01
 PARTS = {
@@ -197,9 +203,31 @@ class Submitter:
             raise BenchmarkError(f"sbatch: {done.stderr.strip()}")
         return done.stdout.strip(), directory
 
+    def submit_waiting(self, number: int) -> None:
+        """Submit jobs that wait for their begin time as long as the cluster lives, and wait until they are taken in."""
+        script = self.base / "waiting.sh"
+        script.write_text("#!/bin/bash\n")
+        argv = ["sbatch", f"--job-name={WAITING}", f"--chdir={self.base}", "--output=/dev/null", "--begin=now+30days"]
+        argv += ["--gres=gpu:4", "--comment=metasched", str(script)]
+
+        def submit_one(_: int) -> None:
+            env = environment(self.cluster, self.shared)
+            subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, timeout=60, check=True)
+
+        with ThreadPoolExecutor(SUBMITTERS) as pool:
+            for _ in pool.map(submit_one, range(number)):
+                pass
+        shared = self.shared
+        if shared is not None:
+            wait("the waiting jobs are taken in", lambda: len(published_status.read(shared).jobs) >= number)
+
     def clear(self) -> None:
-        """Cancel every job, and wait until none is left."""
-        while jobs := self.cluster.run("squeue", "-h", "-o", "%A").split():
+        """Cancel every job that does not wait for its begin time, and wait until none is left."""
+        while jobs := [
+            job
+            for job, name in map(str.split, self.cluster.run("squeue", "-h", "-o", "%A %j").splitlines())
+            if name != WAITING
+        ]:
             self.cluster.run("scancel", *jobs)
             time.sleep(0.1)
 
@@ -392,12 +420,13 @@ def collected(samples: Sequence[Mapping[str, float]]) -> dict[str, dict[str, flo
     return {name: milliseconds([sample[name] for sample in samples if name in sample]) for name in names}
 
 
-def measure(name: str, trainer: str, repeat: int, busy_poll: float, scenarios: Sequence[str]) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The results of the scenarios on one cluster, with and without metasched."""
+    repeat, scenarios = options.repeat, options.scenario or list(SCENARIOS)
     found: dict[str, Any] = {}
     with private_cluster(NodeGroup(2, 4), tuned=CLUSTERS[name]) as (cluster, base):
         bare = Submitter(cluster, base, None, TRAINERS["light"])
-        ours = Submitter(cluster, base, base / "shared", TRAINERS[trainer])
+        ours = Submitter(cluster, base, base / "shared", TRAINERS[options.trainer])
         (base / "shared").mkdir()
         for scenario in scenarios:
             samples = []
@@ -406,8 +435,9 @@ def measure(name: str, trainer: str, repeat: int, busy_poll: float, scenarios: S
                 samples.append(measure_bare(bare, SCENARIOS[scenario]))
                 bare.clear()
             found[scenario] = {"bare": collected(samples)}
-        with daemon(cluster, base, CONFIG.format(base=base, busy_poll=busy_poll)):
+        with daemon(cluster, base, CONFIG.format(base=base, busy_poll=options.busy_poll)):
             wait("the daemon publishes", (base / "shared" / "status.json").exists)
+            ours.submit_waiting(options.waiting)
             for scenario in scenarios:
                 samples = []
                 for number in range(repeat):
@@ -469,18 +499,18 @@ def main() -> None:
         metavar="SECONDS",
         help="the daemon's busy_poll_seconds (default %(default)s)",
     )
+    parser.add_argument("--waiting", type=int, default=0, metavar="N", help="jobs that wait for their begin time")
     options = parser.parse_args()
     result: dict[str, Any] = {
         "benchmark": "preemption",
         "unit": "ms",
         "trainer": options.trainer,
         "repeat": options.repeat,
+        "waiting": options.waiting,
         "busy_poll_seconds": options.busy_poll,
     }
     for name in options.cluster or CLUSTERS:
-        result[name] = measure(
-            name, options.trainer, options.repeat, options.busy_poll, options.scenario or list(SCENARIOS)
-        )
+        result[name] = measure(name, options)
     for name in options.cluster or CLUSTERS:
         show(name, result[name])
     finish(result, as_json=options.json)
