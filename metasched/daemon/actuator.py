@@ -253,21 +253,21 @@ class Actuator:
                 except SlurmError as error:  # the job has started meanwhile, or Slurm starts it in a later cycle
                     log.info("release_not_repeated", job=job.slurm_job_id, error=str(error))
 
-    def renew_leases(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
-        """Write the number and end of a new round into the leases of jobs that keep their allocation.
+    def update_leases(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
+        """Write the leases of jobs that keep their allocation where one is missing, or has another batch plan.
 
-        The batch plan is the store's. Trainers read the rest of a lease only once, so it stays as it is. A run that
-        Slurm started without a release keeps the lease that its trainer may have found, because a higher run number
-        would supersede the trainer; where there is no lease yet, it gets one.
+        The batch plan is the store's. Trainers read the rest of a lease only once, so it stays as it is: thousands of
+        leases that are as before are not written in every round. A run that Slurm started without a release keeps the
+        lease that its trainer may have found, because a higher run number would supersede the trainer.
         """
         for job in jobs:
             try:
-                self._renew_lease(job, round_facts)
+                self._update_lease(job, round_facts)
             except MailboxError as error:
-                log.warning("lease_not_renewed", job=job.slurm_job_id, error=str(error))
+                log.warning("lease_not_written", job=job.slurm_job_id, error=str(error))
 
-    def _renew_lease(self, job: Job, round_facts: RoundFacts) -> None:
-        """Write the round, and the batch plan that the store has for the run, into the run's lease.
+    def _update_lease(self, job: Job, round_facts: RoundFacts) -> None:
+        """Write a run's lease if there is none, or if the store has another batch plan for the run.
 
         Raises:
             MailboxError: the lease cannot be written.
@@ -275,10 +275,12 @@ class Actuator:
         lease = self._lease_of(job)
         if job.placement is None or (lease is not None and lease.run != job.run):
             return
-        if lease is None:
-            lease = self._new_lease(job, job.placement, job.run, round_facts)
         batch = self._leased_batch(job)
-        self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end, batch=batch))
+        if lease is not None and lease.batch == batch:
+            return
+        written = self._new_lease(job, job.placement, job.run, round_facts) if lease is None else lease
+        facts = {"round": round_facts.number, "round_end": round_facts.end, "batch": batch}
+        self._mailbox.write_lease(replace(written, **facts))
 
     def _leased_batch(self, job: Job) -> LeasedBatch | None:
         """Return the batch plan that the store has for the job's present run; None for a job with a fixed batch."""
@@ -315,7 +317,7 @@ class Actuator:
                 self._client.hold(job.slurm_job_id)
             case Retune():
                 self._store.batch_requested(job.uid, job.run, action.batch)
-                self._renew_lease(job, round_facts)
+                self._update_lease(job, round_facts)
 
     def _hold(self, job: Job, state: ClusterState) -> None:
         now = state.snapshot.now

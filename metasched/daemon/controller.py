@@ -570,7 +570,7 @@ class Controller:
         if result.ranked != self._ranked:
             self._ranked = result.ranked
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
-        self._actuator.renew_leases(undisturbed, self._round_facts())
+        self._actuator.update_leases(undisturbed, self._round_facts())
 
     def _for_policies(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot as a round sees it.

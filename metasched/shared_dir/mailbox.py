@@ -140,8 +140,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         uid: the job.
         slurm_job_id: Slurm's present id of the job.
         run: number of the run that the lease is for.
-        round: number of the round that renewed the lease.
-        round_end: unix seconds; a lease remains valid after it.
+        round: number of the round in which the lease was written.
+        round_end: of that round, unix seconds; a lease remains valid after it.
         gpus: number of GPUs on all nodes.
         gpu_type: type of the GPUs; None without GPUs.
         nodes: number of GPUs by node name.
@@ -210,7 +210,7 @@ class Mailbox:
 
     def index_job(self, slurm_job_id: str, uid: str) -> None:
         """Write the uid of the job that has a Slurm job id now, for ``metasched-run`` to find its lease."""
-        _replace(self._index_path(slurm_job_id), _index_content(uid), durable=True)
+        _replace(self._index_path(slurm_job_id), _index_content(uid))
 
     def unindex_job(self, slurm_job_id: str, uid: str) -> None:
         """Remove a job's Slurm job id from the index, unless another job has that id now: Slurm reuses ids."""
@@ -222,17 +222,14 @@ class Mailbox:
     def write_lease(self, lease: Lease) -> None:
         """Replace a job's lease atomically; an equal lease is not written again.
 
-        After a loss of power there is the old lease or the new one, whole. It is the new one where this call has
-        returned, unless the new lease only renews the old one for another round.
+        After a loss of power there is the old lease or the new one, whole; where this call has returned, the new one.
         """
-        path, before = self._lease_path(lease.uid), None
+        path = self._lease_path(lease.uid)
         with suppress(BadLeaseError):
-            before = self.read_lease(lease.uid)
-        if before == lease:
-            return
+            if self.read_lease(lease.uid) == lease:
+                return
         _own_directory(path.parent, _DIRECTORY_MODE)
-        same = before is not None and msgspec.structs.replace(before, round=lease.round, round_end=lease.round_end)
-        _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n", durable=same != lease)
+        _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n")
 
     def read_lease(self, uid: str) -> Lease | None:
         """Return a job's lease; None if there is none.
@@ -390,13 +387,10 @@ def _own_directory(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def _replace(path: Path, data: bytes, *, durable: bool) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one, also after a loss of power.
+def _replace(path: Path, data: bytes) -> None:
+    """Replace a file atomically: a reader sees the old content or the new one.
 
-    Args:
-        path: the file.
-        data: its new content.
-        durable: whether the new content is certain to be there after a loss of power.
+    After a loss of power there is the old content or the new one, whole; where this call has returned, the new one.
     """
     temporary = path.with_name(f".{path.name}.new")
     with _naming(path):
@@ -409,5 +403,4 @@ def _replace(path: Path, data: bytes, *, durable: bool) -> None:
             file.flush()
             os.fsync(descriptor)  # otherwise the new name could get an empty file
         temporary.replace(path)
-        if durable:
-            sync_directory(path.parent)
+        sync_directory(path.parent)

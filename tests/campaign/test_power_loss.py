@@ -128,13 +128,10 @@ def order(monkeypatch):
 
 
 def test_a_lease_is_on_the_disk_before_its_name_and_its_name_before_slurm_is_called(tmp_path, order):
-    """A renewal for another round brings its content to disk alone."""
+    """So are a stop request and a job's index entry."""
     mailbox = Mailbox(tmp_path)
     mailbox.write_lease(lease(1))
     assert order == [("sync", ".lease.json.new"), ("name", "lease.json"), ("sync", UID)]
-    order.clear()
-    mailbox.write_lease(lease(1, number=2))
-    assert order == [("sync", ".lease.json.new"), ("name", "lease.json")]
     order.clear()
     mailbox.request_stop(UID, 1, 1.0, 2.0, "why")
     assert order[-1] == ("sync", UID)
