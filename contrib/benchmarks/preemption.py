@@ -29,10 +29,10 @@ from contrib.benchmarks.common import (
     private_cluster,
     say,
 )
+from contrib.benchmarks.slurm_load import wait_until_taken_in
 from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.shared_dir import published_status
 from metasched.store import JobRecord, Store
 
 CLUSTERS = {"tuned": True, "default": False}
@@ -64,12 +64,17 @@ name = "las"
 queue_thresholds_gpu_seconds = [1.0]
 promote_knob = 100000
 
+[intake]
+live_jobs = 100000
+
 [log]
 format = "json"
 """
 WAITING = "waiting"
 """The name of jobs that only wait."""
 SUBMITTERS = 4
+INTAKE_SECONDS = 10.0
+"""Seconds without a write to Slurm after which all waiting jobs are taken in."""
 WAIT_SECONDS = 180.0
 CHECK_SECONDS = 0.01
 PARTS = {
@@ -217,9 +222,8 @@ class Submitter:
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             for _ in pool.map(submit_one, range(number)):
                 pass
-        shared = self.shared
-        if shared is not None:
-            wait("the waiting jobs are taken in", lambda: len(published_status.read(shared).jobs) >= number)
+        if number:
+            wait_until_taken_in(self.cluster, INTAKE_SECONDS)
 
     def clear(self) -> None:
         """Cancel every job that does not wait for its begin time, and wait until none is left."""

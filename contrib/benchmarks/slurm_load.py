@@ -24,12 +24,15 @@ shared = "{base}/shared"
 [schedule]
 round_seconds = {round}
 poll_seconds = 2
+[intake]
+live_jobs = 100000
 [policy]
 name = "{policy}"
 """
 CALM, BUSY = "nothing changes", "jobs end and arrive"
 CHANGE_SECONDS = 2.0
 WAIT_SECONDS = 600.0
+MOST_INTAKE_SECONDS = 3600.0
 _CALL = re.compile(r"^\s*(\w+)\s*\(\s*\d+\)\s*count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
 
 
@@ -76,6 +79,23 @@ def wait_for_running(cluster: DevCluster, running: int) -> None:
         time.sleep(1)
 
 
+def wait_until_taken_in(cluster: DevCluster, seconds: float) -> None:
+    """Wait until the daemon has updated no job for so long: it stamps and holds new jobs within a budget of writes.
+
+    Raises:
+        TimeoutError: it still does after ``MOST_INTAKE_SECONDS``.
+    """
+    deadline = time.monotonic() + MOST_INTAKE_SECONDS
+    updated = True
+    while updated:
+        if time.monotonic() > deadline:
+            message = f"the daemon still takes jobs in after {MOST_INTAKE_SECONDS:g} s"
+            raise TimeoutError(message)
+        before = load(cluster)
+        time.sleep(seconds)
+        updated = "REQUEST_UPDATE_JOB" in load(cluster).since(before).calls
+
+
 def replace_jobs(cluster: DevCluster, base: Path, ids: list[str], seconds: float) -> int:
     """Every ``CHANGE_SECONDS``, end the oldest running job and submit another one; returns the number of changes."""
     until, changes = time.monotonic() + seconds, 0
@@ -105,7 +125,8 @@ def measure(pending: int, policy: str, round_seconds: float, rounds: int) -> dic
         config = CONFIG.format(base=base, round=round_seconds, policy=policy)
         with daemon(cluster, base, config):
             wait_for_running(cluster, NODES.count)
-            time.sleep(2 * round_seconds)
+            say(f"{pending} jobs: taking them in")
+            wait_until_taken_in(cluster, 2 * round_seconds)
             for name in (CALM, BUSY):
                 say(f"{pending} jobs: {name} for {seconds:g} s")
                 before, changes = load(cluster), 0
