@@ -223,7 +223,10 @@ class PartialAllocation:
             before: takes the former allocation of each job that changes, where it has none yet; None for no record.
         """
         for node in nodes:
-            while self.free[node] > 0 and (found := self._best_growth(node)) is not None:
+            if self.free[node] <= 0:
+                continue
+            jobs, gains = self._growth_gains(node, np.arange(len(self.where)))
+            while self.free[node] > 0 and (found := self._best_growth(jobs, gains[:, : self.free[node]])) is not None:
                 job, gpus = found
                 held = dict(zip(*self.where[job], strict=True))
                 if before is not None:
@@ -231,18 +234,31 @@ class PartialAllocation:
                 self.remove(job)
                 held[node] = held.get(node, 0) + gpus
                 self.place(job, NodeGpus(tuple(sorted(held)), tuple(held[each] for each in sorted(held))))
+                if self.problem.quotas or (self.problem.avoid_interference and len(held) > 1):
+                    jobs, gains = self._growth_gains(node, jobs)  # other jobs may gain less now
+                else:
+                    row = int(np.searchsorted(jobs, job))
+                    gains[row] = -np.inf
+                    for again in self._growth_gains(node, jobs[row : row + 1])[1]:  # none if it can grow no more
+                        gains[row, : len(again)] = again
 
-    def _best_growth(self, node: int) -> tuple[int, int] | None:
-        """The job that gains the most by each of some free GPUs of a node, and their number; None if no job gains."""
+    def _growth_gains(self, node: int, jobs: Ints) -> tuple[Ints, Floats]:
+        """What jobs gain by each of some free GPUs of a node.
+
+        Args:
+            node: the node.
+            jobs: the jobs, ascending.
+
+        Returns:
+            Those of the jobs that could grow here, and for each of them what it gains by each of 1, 2, ... free GPUs,
+            shape (jobs, free GPUs); -inf where it cannot have so many more.
+        """
         problem, gpu_type = self.problem, int(self.problem.node_types[node])
         held = np.zeros(len(self.where), dtype=np.int64)
         for job in self.residents[node]:
             held[job] = self.where[job].gpus[self.where[job].nodes.index(node)]
         multi_node, each = self._growth_forms(node, gpu_type, held > 0)
-        able = (multi_node >= 0) & ~problem.pinned
-        if not able.any():
-            return None
-        jobs = np.flatnonzero(able)
+        jobs = jobs[(multi_node[jobs] >= 0) & ~problem.pinned[jobs]]
         more = np.arange(1, int(self.free[node]) + 1)
         gpus = self._gpus[jobs][:, None] + more
         allowed = more <= self._quota_left(gpu_type)[jobs][:, None]
@@ -252,12 +268,16 @@ class PartialAllocation:
         allowed &= (each[jobs][:, None] == 0) | (each[jobs][:, None] == more)
         gpus = np.minimum(gpus, problem.speedups.shape[-1] - 1)
         after = problem.values[jobs[:, None], gpu_type, multi_node[jobs][:, None], gpus]
-        gains = np.where(allowed, after - self.value[jobs][:, None], -np.inf) / more
-        best = int(np.argmax(gains))
-        row, column = divmod(best, len(more))
+        return jobs, np.where(allowed, after - self.value[jobs][:, None], -np.inf) / more
+
+    def _best_growth(self, jobs: Ints, gains: Floats) -> tuple[int, int] | None:
+        """The job that gains the most by each of some free GPUs, and their number; None if no job gains."""
+        if not gains.size:
+            return None
+        row, column = divmod(int(np.argmax(gains)), gains.shape[1])
         if not gains[row, column] > EPSILON * abs(self.value[jobs[row]]):
             return None
-        return int(jobs[row]), int(more[column])
+        return int(jobs[row]), column + 1
 
     def _growth_forms(self, node: int, gpu_type: int, here: Bools) -> tuple[Ints, Ints]:
         """How each job could grow on a node.

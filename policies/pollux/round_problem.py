@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,8 +96,7 @@ def round_problem(
     node_gpus = np.array([node.gpus for node in nodes], dtype=np.int64)
     node_types = np.array([types.index(node.gpu_type or "") for node in nodes], dtype=np.int64)
     present = _present(jobs, nodes)
-    limits = np.array([[_most_on(job, node) for node in nodes] for job in jobs], dtype=np.int64)
-    limits = limits.reshape(len(jobs), len(nodes))
+    limits = _node_limits(jobs, nodes)
     pinned = np.array([bool(present[i].any()) and _is_kept(job, snapshot) for i, job in enumerate(jobs)], dtype=bool)
     limits[[is_non_preemptible(job) and not pinned[i] for i, job in enumerate(jobs)]] = 0  # its nodes are not listed
     least = np.array([job.min_gpus for job in jobs], dtype=np.int64)
@@ -107,7 +106,7 @@ def round_problem(
     largest = int(
         min(max(most.max(initial=1), present.sum(axis=1).max(initial=1)), max(growth * gpus.max(initial=1), 1))
     )
-    suited = tuple(job_goodput(job, _types(row, nodes)) for job, row in zip(jobs, limits, strict=True))
+    suited = tuple(map(job_goodput, jobs, _types(limits, nodes)))
     speedups = speedup_table(goodput_table(suited, types, widest, largest), gpus, widest)
     problem = AllocationProblem(
         keys=tuple(job.uid for job in jobs),
@@ -155,6 +154,19 @@ def _is_kept(job: Job, snapshot: Snapshot) -> bool:
     return is_non_preemptible(job) or (job.active and holds_unassignable_nodes(job, snapshot.node))
 
 
+def _node_limits(jobs: Sequence[Job], nodes: Sequence[Node]) -> Ints:
+    """The most GPUs that each job can have on each node; thousands of jobs with equal requests are looked at once."""
+    rows: dict[Hashable, list[int]] = {}
+    found = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
+    for number, job in enumerate(jobs):
+        each = None if job.nodes is None else job.gpus // job.nodes
+        request = job.constraints, job.cpus_per_unit, job.memory_per_unit, each
+        if request not in rows:
+            rows[request] = [_most_on(job, node) for node in nodes]
+        found[number] = rows[request]
+    return found
+
+
 def _most_on(job: Job, node: Node) -> int:
     """The most GPUs of a node that the job can have, by its constraints and the node's CPUs and memory."""
     if not node.accepts or not job.matches(node):
@@ -179,9 +191,16 @@ def _most_nodes(job: Job, nodes: int) -> int:
     return min(limits, default=max(nodes, 1))
 
 
-def _types(limits: Ints, nodes: Sequence[Node]) -> list[str]:
-    """The GPU types on which a job could have GPUs."""
-    return sorted({node.gpu_type or "" for node, limit in zip(nodes, limits, strict=True) if limit})
+def _types(limits: Ints, nodes: Sequence[Node]) -> list[list[str]]:
+    """The GPU types on which each job could have GPUs."""
+    known: dict[bytes, list[str]] = {}
+    found = []
+    for row in limits:
+        key = row.tobytes()
+        if key not in known:
+            known[key] = sorted({node.gpu_type or "" for node, limit in zip(nodes, row, strict=True) if limit})
+        found.append(known[key])
+    return found
 
 
 def _factors(jobs: Sequence[Job], now: float, restart_seconds: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
