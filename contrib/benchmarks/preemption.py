@@ -217,7 +217,7 @@ class Submitter:
 
         def submit_one(_: int) -> None:
             env = environment(self.cluster, self.shared)
-            subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, timeout=60, check=True)
+            subprocess.run(argv, env=env, capture_output=True, timeout=60, check=True)
 
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             for _ in pool.map(submit_one, range(number)):
