@@ -35,22 +35,24 @@ class Layout:
             row = int(self.rows[job])
             self._add(job, row, np.arange(self._useful(row, market.window.rounds)))
 
-    def lay_out(self, rows: Ints, rounds: Ints, order: Ints) -> None:
+    def lay_out(self, rows: Ints, rounds: Ints, order: Ints, worths: Floats, impatience: float) -> None:
         """Give jobs their numbers of rounds, as early as they can, in one piece where that is possible.
 
         A job that fits in no single piece is divided. Where it fits in too few rounds, other jobs move rounds to make
-        place for it; it may get fewer rounds all the same.
+        place for it, if it gains more than they lose by restarts and by delay; it may get fewer rounds all the same.
 
         Args:
             rows: by job, the row in which it is to run.
             rounds: by job, the number of rounds.
             order: the jobs in the order in which they get their rounds.
+            worths: by job, what each of its rounds contributes to the objective, on average.
+            impatience: the part of its worth that a round loses from the begin to the end of the window.
         """
         exchanges = MOST_EXCHANGES // self._market.window.rounds
         for job in order[rounds[order] > 0].tolist():
             row, wanted = int(rows[job]), int(rounds[job])
             self._add(job, row, _pieces(self._slack(row), wanted))
-            while exchanges and self.runs[job].sum() < wanted and self._exchange(job, row):
+            while exchanges and self.runs[job].sum() < wanted and self._exchange(job, row, worths, impatience):
                 exchanges -= 1
 
     def repeat(self, job: int, row: int, rounds: Ints) -> None:
@@ -106,29 +108,43 @@ class Layout:
             self.runs[job, rounds] = True
             self.free[rounds] -= self._market.needs[row]
 
-    def _exchange(self, job: int, row: int) -> bool:
-        """Give a job one more round by moving a round of another job, with few restarts; False if none can be moved."""
-        market, least = self._market, 3
-        move: tuple[int, int, int] | None = None
+    def _exchange(self, job: int, row: int, worths: Floats, impatience: float) -> bool:
+        """Give a job one more round by moving a round of another job, where that is worth it.
+
+        Args:
+            job: the job that lacks a round.
+            row: the row in which it runs.
+            worths: by job, what one of its rounds contributes to the objective.
+            impatience: the part of its worth that a round loses from the begin to the end of the window.
+
+        Returns:
+            Whether a round was moved: of all moves the one with the largest gain, restarts and delay included.
+        """
+        market, window = self._market, self._market.window
+        delay, restart = impatience / window.rounds, market.restart_seconds / window.round_seconds
+        most, move = 0.0, None
         open_rounds = np.flatnonzero((self.free > ROUNDING).any(axis=1))
-        padded = np.pad(self.runs, ((0, 0), (1, 1)))
+        padded = np.pad(self.runs, ((0, 0), (1, 1))).astype(int)
         padded[:, 0] = market.running[self.rows]
+        padded[job, 0] = market.running[row]
         for number in np.flatnonzero(~self.runs[job]).tolist():
             lacking = market.needs[row] - self.free[number] - ROUNDING
             others = np.flatnonzero(self.runs[:, number] & ~market.pinned)
             others = others[(market.needs[self.rows[others]] >= lacking).all(axis=1)]
             fits = (market.needs[self.rows[others]][:, None] <= self.free[open_rounds] + ROUNDING).all(axis=2)
             fits &= ~self.runs[others][:, open_rounds]
-            neighbours = padded[others].astype(int)
-            restarts = neighbours[:, number] + neighbours[:, number + 2]
-            added = neighbours[:, open_rounds] + neighbours[:, open_rounds + 2]
-            pieces = np.where(fits, restarts[:, None] - added, least)
-            if pieces.size and pieces.min() < least:
-                least = int(pieces.min())
-                other, place = divmod(int(pieces.argmin()), pieces.shape[1])
+            if not fits.any():
+                continue
+            neighbours = padded[:, number] + padded[:, number + 2]
+            added = padded[others][:, open_rounds] + padded[others][:, open_rounds + 2]
+            starts = (neighbours[others][:, None] - added) * restart[self.rows[others]][:, None]
+            losses = worths[others][:, None] * (starts + delay * (open_rounds - number))
+            gain = worths[job] * (1.0 - (1 - neighbours[job]) * restart[row] - delay * number)
+            gains = np.where(fits, gain - losses, -np.inf)
+            if gains.max() > most:
+                most = float(gains.max())
+                other, place = divmod(int(gains.argmax()), gains.shape[1])
                 move = number, int(others[other]), int(open_rounds[place])
-            if least <= 0:
-                break
         if move is None:
             return False
         number, moved, to = move

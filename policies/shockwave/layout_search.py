@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from policies.shockwave.layout import Layout
-from policies.shockwave.market import Ints, Market
+from policies.shockwave.market import Floats, Ints, Market
 from policies.shockwave.round_counts import PRECISION, RoundCounts
 
 IMPATIENCE = 0.9
@@ -24,7 +26,7 @@ Trials are compared by the objective alone, so many of them put off jobs that ga
 """
 
 
-def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *, trials: bool = True) -> Layout:
+def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *, prompt: bool = False) -> Layout:
     """The best layout found; it is completed.
 
     Among those that are equally good, it is the one in which progress is made the earliest.
@@ -33,25 +35,34 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *
         market: the window.
         counts: a mode and a number of rounds for each job, and the prices.
         continued: what is left of an earlier schedule; None without one.
-        trials: whether other choices of single jobs are tried where the gap is large.
+        prompt: whether jobs that gain the most are to run early; otherwise the objective alone counts, and other
+            choices of single jobs are tried where the gap is large.
     """
     found = [] if continued is None else [continued]
     for layout in found:
         layout.fill(counts.prices, counts.load_share)
-    found += [_completed(market, counts, order) for order in _orders(market, counts)]
+    impatience = IMPATIENCE if prompt else 0.0
+    found += [_completed(market, counts, order, impatience) for order in _orders(market, counts)]
     values = np.array([layout.objective() for layout in found])
     delays = np.array([layout.delay() for layout in found]) / market.window.rounds
     best = int((values - IMPATIENCE * delays).argmax())
-    if trials and counts.bound - values[best] > CLOSE * abs(values[best]):
+    if not prompt and counts.bound - values[best] > CLOSE * abs(values[best]):
         return _improved(market, counts, found[best])
     return found[best]
 
 
-def _completed(market: Market, counts: RoundCounts, order: Ints) -> Layout:
-    """The layout of counts in an order; what it leaves free is given to those that gain the most."""
+def _completed(market: Market, counts: RoundCounts, order: Ints, impatience: float) -> Layout:
+    """The layout of counts in an order; what it leaves free is given to those that gain the most.
+
+    Args:
+        market: the window.
+        counts: a mode and a number of rounds for each job, and the prices.
+        order: the jobs in the order in which they get their rounds.
+        impatience: as ``IMPATIENCE``; 0 where the objective alone counts.
+    """
     layout = Layout(market)
     layout.pin()
-    layout.lay_out(counts.rows, counts.rounds, order)
+    layout.lay_out(counts.rows, counts.rounds, order, _round_worths(market, counts).objective, impatience)
     layout.fill(counts.prices, counts.load_share)
     return layout
 
@@ -63,19 +74,41 @@ def _orders(market: Market, counts: RoundCounts) -> list[Ints]:
     fit around wide ones. Before all others are the jobs that need every round but ``SPARE``, lest the longest run time
     grows. Those that need fewer rounds for that can wait: a later window finds them urgent if they are not served.
     """
-    rows, jobs = counts.rows, np.arange(len(market.keys))
-    needs = (market.needs / np.maximum(market.capacity, np.finfo(float).tiny)).max(axis=1, initial=0.0)[rows]
-    starts = np.where(market.running[rows], 0.0, market.restart_seconds[rows])
-    seconds = np.maximum(counts.rounds * market.window.round_seconds - starts, 0.0)
-    progress = market.progress(rows, np.column_stack([np.zeros_like(seconds), seconds]))
-    welfare = market.welfare(jobs, progress)
-    gained, used = welfare[:, 1] - welfare[:, 0], np.maximum(counts.rounds, 1)
-    worth = gained / (used * np.maximum(needs, np.finfo(float).tiny))
-    fewer = market.progress(rows, np.maximum(seconds - market.window.round_seconds, 0.0)[:, None])
-    not_urgent = (market.remaining(jobs, fewer)[:, 0] <= counts.longest) | (
-        counts.rounds < market.window.rounds - SPARE
-    )
+    needs = (market.needs / np.maximum(market.capacity, np.finfo(float).tiny)).max(axis=1, initial=0.0)[counts.rows]
+    worths = _round_worths(market, counts)
+    worth = worths.welfare / np.maximum(needs, np.finfo(float).tiny)
+    not_urgent = (worths.late <= 0) | (counts.rounds < market.window.rounds - SPARE)
     return [np.lexsort((-worth, not_urgent)), np.lexsort((-worth, -needs, not_urgent))]
+
+
+class _RoundWorths(NamedTuple):
+    """What one of its rounds is worth to each job, on average over its number of rounds.
+
+    Attributes:
+        welfare: by job, what a round contributes to the welfare.
+        objective: by job, what a round contributes to the objective.
+        late: by job, the seconds by which the longest run time would grow with one round less.
+    """
+
+    welfare: Floats
+    objective: Floats
+    late: Floats
+
+
+def _round_worths(market: Market, counts: RoundCounts) -> _RoundWorths:
+    """What one of its rounds is worth to each job."""
+    rows, jobs, length = counts.rows, np.arange(len(market.keys)), market.window.round_seconds
+    starts = np.where(market.running[rows], 0.0, market.restart_seconds[rows])
+    seconds = counts.rounds * length - starts
+    by_seconds = np.column_stack([np.zeros_like(seconds), np.maximum(seconds, 0.0)])
+    progress = market.progress(rows, by_seconds)
+    work = market.work_seconds(jobs, market.remaining(jobs, progress))
+    fewer = market.progress(rows, np.maximum(seconds - length, 0.0)[:, None])
+    late = np.maximum(market.remaining(jobs, fewer)[:, 0] - counts.longest, 0.0)
+    rounds = np.maximum(counts.rounds, 1)
+    welfare, load = (np.diff(each)[:, 0] / rounds for each in (market.welfare(jobs, progress), work))
+    of_makespan = (1.0 - counts.load_share) * late - counts.load_share * load
+    return _RoundWorths(welfare, welfare + market.makespan_weight * of_makespan, late)
 
 
 def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
@@ -102,7 +135,7 @@ def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
         for position in order[np.isfinite(gains.ravel()[order])].tolist():
             trials -= 1
             changed, chooser_first = _with_choice(market, counts, layout, position)
-            trial = _completed(market, changed, chooser_first)
+            trial = _completed(market, changed, chooser_first, 0.0)
             if trial.objective() > objective + PRECISION:
                 layout, better = trial, True
                 break

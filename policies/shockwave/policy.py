@@ -138,8 +138,8 @@ def _plan(data: Mapping[str, Any]) -> Plan | None:
 def _solved(found: RoundMarket, last: Plan | None, begins: float) -> Plan:
     """The plan of the best schedule of the window that begins at an instant, after an earlier plan."""
     before, elapsed = (None, 0) if last is None else (last.schedule(found), last.elapsed(begins))
-    # Only the first round is certain, and trials compare by the objective, which does not know when a job runs.
-    return Plan.of(found, solve(found.market, before, elapsed, trials=False), begins)
+    # Only the first round is certain, and the objective does not know when in the window a job runs.
+    return Plan.of(found, solve(found.market, before, elapsed, prompt=True), begins)
 
 
 def _history(data: Mapping[str, Any]) -> ContentionHistory:

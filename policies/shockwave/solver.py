@@ -46,14 +46,15 @@ class Schedule:
         return difference / max(abs(self.objective), np.finfo(float).tiny) if difference else 0.0
 
 
-def solve(market: Market, last: Schedule | None = None, elapsed: int = 0, *, trials: bool = True) -> Schedule:
+def solve(market: Market, last: Schedule | None = None, elapsed: int = 0, *, prompt: bool = False) -> Schedule:
     """The best schedule found.
 
     Args:
         market: the window.
         last: the schedule of an earlier window; jobs that it lacks or that are gone do not matter.
         elapsed: rounds between the begins of both windows.
-        trials: whether other choices of single jobs are tried, which may improve the objective and put off jobs.
+        prompt: whether jobs that gain the most are to run early, which may cost a part of the objective. A plan that is
+            made anew each round needs it: what it puts off, it may put off again and again.
 
     Returns:
         A schedule that leaves nothing free that a job could use. It is ``last``, continued and completed, unless the
@@ -65,7 +66,7 @@ def solve(market: Market, last: Schedule | None = None, elapsed: int = 0, *, tri
     start = None if last is None else np.append(last.prices, last.load_share)
     counts = round_counts(market, supply, pinned.progress(), start)
     continued = None if last is None else _continued(market, last, elapsed)
-    best = best_layout(market, counts, continued, trials=trials)
+    best = best_layout(market, counts, continued, prompt=prompt)
     return _schedule(market, best, counts.bound, counts.prices, counts.load_share)
 
 

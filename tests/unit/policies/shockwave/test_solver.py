@@ -234,6 +234,17 @@ def test_the_last_schedule_is_continued():
     assert solve(simple_market(later, 8, 10), first, 99).gap < 1e-3
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_wide_jobs_do_not_put_off_what_is_worth_the_most(seed):
+    """Of a prompt schedule: a rich job of one round runs first, though wider jobs need its place in that round.
+
+    In no other round does it cost a restart less, and the objective does not know when a job runs.
+    """
+    rich = simple_job("rich", 100.0, budget=50.0)
+    market = simple_market([rich, *random_jobs(seed, 40, 4, restart_seconds=20.0)], 8)
+    assert solve(market, prompt=True).runs[0].tolist() == [True] + [False] * 9
+
+
 def test_the_longest_job_runs_when_it_decides_the_makespan():
     """With lambda the long job has all rounds; without it, its share."""
     jobs = [simple_job("long", 40_000.0), *(simple_job(f"j{k}", 900.0) for k in range(20))]
