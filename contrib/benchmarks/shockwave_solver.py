@@ -29,12 +29,15 @@ from tests.oracles.shockwave_program import program_optimum
 SIZES = ((500, 256), (1000, 256), (2000, 256), (10000, 4096))
 PROGRAM = (120, 32)
 CONTENTION, EXPONENT, RESTART = 3.0, 5.0, 20.0
+COSTLY = "restarts"
+"""The start at which restarts take ``RESTART`` seconds, of which the paper's program (Eq. 11) knows nothing."""
+
 LEAST_RATIO = 20.0
 MOST_MEGABYTES = 1024.0
 
 
 class Target(NamedTuple):
-    """What one size must reach: CPU seconds and relative gap, at most."""
+    """What one size must reach: CPU seconds, and the relative gap where restarts are free, at most."""
 
     seconds: float
     gap: float
@@ -89,7 +92,7 @@ def measure(jobs: int, gpus: int) -> list[dict[str, Any]]:
     common.say(f"{jobs} jobs on {gpus} GPUs")
     free, costly = window(jobs, gpus, 0.0), window(jobs, gpus, RESTART)
     first, seconds = timed(free)
-    rows = [("cold", first, seconds), ("restarts", *timed(costly)), ("warm", *timed(free, first))]
+    rows = [("cold", first, seconds), (COSTLY, *timed(costly)), ("warm", *timed(free, first))]
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return [
         {"jobs": jobs, "gpus": gpus, "start": start, "seconds": took, "gap": found.gap, "megabytes": megabytes}
@@ -121,7 +124,10 @@ def missed(rows: Sequence[dict[str, Any]], program: dict[str, float]) -> list[st
     words = []
     for row in rows:
         target = TARGETS.get(row["jobs"])
-        if target and (row["seconds"] > target.seconds or row["gap"] > target.gap or row["megabytes"] > MOST_MEGABYTES):
+        if target is None:
+            continue
+        wide = row["start"] != COSTLY and row["gap"] > target.gap
+        if wide or row["seconds"] > target.seconds or row["megabytes"] > MOST_MEGABYTES:
             words.append(f"{row['jobs']} jobs, {row['start']}: {row['seconds']:.2f} s, gap {row['gap']:.1e}")
     if program["ratio"] < LEAST_RATIO:
         words.append(f"only {program['ratio']:.0f} times as fast as the program")
