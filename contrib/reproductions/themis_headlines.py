@@ -217,6 +217,11 @@ class Headlines:
         """The means of the figures over the seeds."""
         return means([self.figures(Case(seed=seed, **case)) for seed in self.seeds])
 
+    def max_rho(self, **case: Any) -> str:
+        """The mean of the max rho over the seeds, with the least and the most of several seeds."""
+        found = [self.figures(Case(seed=seed, **case))["max rho"] for seed in self.seeds]
+        return f"{fmean(found):.2f}" + (f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else "")
+
     def figures(self, case: Case) -> Figures:
         """The figures of one simulation."""
         return self.results.figures((f"{self.scale:g}", repr(case)), partial(self._simulated, case))
@@ -294,10 +299,11 @@ def compare(runs: Headlines) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for gpus in runs.gpus:
         for workload in TUNERS:
-            rows = {
-                policy: runs.mean(cluster=gpus, workload=workload, policy=policy, load=gpus)
+            cases = {
+                policy: {"cluster": gpus, "workload": workload, "policy": policy, "load": gpus}
                 for policy in ("themis", *BASELINES)
             }
+            rows = {policy: runs.mean(**case) for policy, case in cases.items()}
             ours = rows["themis"]
             for policy, row in rows.items():
                 over = f"{row['max rho'] / ours['max rho']:.2f} x"
@@ -305,7 +311,7 @@ def compare(runs: Headlines) -> Iterator[str]:
                 time_cells = f"{row['gpu hours']:.0f} | {PAPER_TIME.get(policy, '')} | "
                 time_cells += more(row["gpu hours"], ours["gpu hours"])
                 yield (
-                    f"| {gpus} | {workload} | {policy} | {row['max rho']:.2f} | {paper} | {over} | "
+                    f"| {gpus} | {workload} | {policy} | {runs.max_rho(**cases[policy])} | {paper} | {over} | "
                     f"{row['mean rho']:.2f} | {time_cells} | {row['placement']:.3f} |"
                 )
 
@@ -315,9 +321,7 @@ def contention(runs: Headlines) -> Iterator[str]:
     yield "| policy | max rho at contention 1 | 2 | 4 |"
     yield "|---|---|---|---|"
     for policy in ("themis", *BASELINES):
-        cells = [
-            f"{runs.mean(cluster=gpus, workload='1', policy=policy)['max rho']:.2f}" for gpus in (TESTBED, "32", "16")
-        ]
+        cells = [runs.max_rho(cluster=gpus, workload="1", policy=policy) for gpus in (TESTBED, "32", "16")]
         yield f"| {policy} | {' | '.join(cells)} |"
 
 
@@ -331,7 +335,8 @@ def network(runs: Headlines) -> Iterator[str]:
         for policy in ("themis", *BASELINES)
     }
     for policy, row in rows.items():
-        rho = " | ".join(f"{one['max rho']:.2f}" for one in row)
+        cases = ({"cluster": TESTBED, "workload": "2", "policy": policy, "network": part} for part in parts)
+        rho = " | ".join(runs.max_rho(**case) for case in cases)
         times = " | ".join(
             more(one["gpu hours"], ours["gpu hours"]) for one, ours in zip(row, rows["themis"], strict=True)
         )
@@ -348,8 +353,8 @@ def errors(runs: Headlines) -> Iterator[str]:
     yield "|---|---|---|"
     exact = runs.mean(cluster=TESTBED, workload="2")["max rho"]
     for error in (0.0, 0.1, 0.2):
-        found = runs.mean(cluster=TESTBED, workload="2", error=error)["max rho"]
-        yield f"| {error:.0%} | {found:.2f} | {more(found, exact)} |"
+        case = {"cluster": TESTBED, "workload": "2", "error": error}
+        yield f"| {error:.0%} | {runs.max_rho(**case)} | {more(runs.mean(**case)['max rho'], exact)} |"
 
 
 def liar(runs: Headlines) -> Iterator[str]:
@@ -369,9 +374,9 @@ def knobs(runs: Headlines) -> Iterator[str]:
     cases += [(("lease_seconds", minutes * 60.0),) for minutes in (5, 20, 40)]
     for parameters in cases:
         chosen = tuple(one for one in parameters if one not in (("fairness", 0.8), ("lease_seconds", LEASE)))
-        found, given = runs.mean(cluster=TESTBED, workload="2", parameters=chosen), dict(parameters)
-        lease = given.get("lease_seconds", LEASE) / 60
-        yield f"| {given.get('fairness', 0.8):g} | {lease:g} | {found['max rho']:.2f} | {found['gpu hours']:.0f} |"
+        case, given = {"cluster": TESTBED, "workload": "2", "parameters": chosen}, dict(parameters)
+        lease, hours = given.get("lease_seconds", LEASE) / 60, runs.mean(**case)["gpu hours"]
+        yield f"| {given.get('fairness', 0.8):g} | {lease:g} | {runs.max_rho(**case)} | {hours:.0f} |"
 
 
 def pair(runs: Headlines) -> Iterator[str]:
