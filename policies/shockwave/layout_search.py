@@ -11,7 +11,7 @@ from policies.shockwave.market import Floats, Ints, Market
 from policies.shockwave.round_counts import PRECISION, RoundCounts
 
 IMPATIENCE = 0.9
-"""The part of its worth that progress loses from the begin to the end of the window, where layouts are compared."""
+"""The part of its worth that progress loses from the begin to the end of the window, in prompt schedules."""
 
 SPARE = 1
 """The rounds that a job can miss and is urgent all the same, so that one round more does not make it late."""
@@ -29,8 +29,6 @@ Trials are compared by the objective alone, so many of them put off jobs that ga
 def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *, prompt: bool = False) -> Layout:
     """The best layout found; it is completed.
 
-    Among those that are equally good, it is the one in which progress is made the earliest.
-
     Args:
         market: the window.
         counts: a mode and a number of rounds for each job, and the prices.
@@ -45,7 +43,7 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *
     found += [_completed(market, counts, order, impatience) for order in _orders(market, counts)]
     values = np.array([layout.objective() for layout in found])
     delays = np.array([layout.delay() for layout in found]) / market.window.rounds
-    best = int((values - IMPATIENCE * delays).argmax())
+    best = int((values - impatience * delays).argmax())
     if not prompt and counts.bound - values[best] > CLOSE * abs(values[best]):
         return _improved(market, counts, found[best])
     return found[best]
