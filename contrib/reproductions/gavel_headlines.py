@@ -107,7 +107,7 @@ def main() -> int:
     done = (
         {task: _run_headline(scale, *task) for task in wanted} if given.stored else _run(scale, wanted, given.processes)
     )
-    print("| figure | paper | public code | ours |\n|---|---|---|---|")
+    print("| figure | paper | public code | ours | seeds |\n|---|---|---|---|---|")
     found = []
     for name in given.only:
         for lines in zip(*(done[name, seed] for seed in scale.seeds), strict=True):
@@ -115,7 +115,7 @@ def main() -> int:
             if not known:
                 continue  # no seed of it is stored
             line = replace(lines[0], ours=known)
-            print(f"| {line.what} | {line.paper} | {line.public} | {line.cell} |")
+            print(f"| {line.what} | {line.paper} | {line.public} | {line.cell} | {len(known)} |")
             found.append(asdict(line))
     common.finish({"headlines": found}, as_json=given.json)
     return 0

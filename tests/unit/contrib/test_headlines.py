@@ -156,7 +156,7 @@ def test_simulations_of_gavels_headlines_are_stored_one_by_one(tmp_path):
 
 
 def test_the_table_has_what_is_stored(tmp_path, monkeypatch, capsys):
-    """A line has the mean over the seeds of which it is stored; a line of which nothing is stored is left out."""
+    """A line has the mean over the seeds that are stored of it, and their number; other lines are left out."""
     file = tmp_path / "kept.jsonl"
 
     def headline(scale):
@@ -172,7 +172,7 @@ def test_the_table_has_what_is_stored(tmp_path, monkeypatch, capsys):
     options = ["gavel_headlines", "--data", "", "--only", "las", "--seeds", "3", "--results", str(file), "--stored"]
     monkeypatch.setattr(sys, "argv", options)
     assert gavel_headlines.main() == 0
-    assert capsys.readouterr().out.splitlines()[2:] == ["| a |  |  | 3.00 +- 1.41 h |"]
+    assert capsys.readouterr().out.splitlines()[2:] == ["| a |  |  | 3.00 +- 1.41 h | 2 |"]
 
 
 def test_ares_that_takes_restarts_for_free_grows_where_ares_does_not():
