@@ -10,8 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from contrib.reproductions.gavel_fluid_limit import fluid_limit
-from contrib.reproductions.gavel_workloads import BELOW_LIMIT, Line, Scale, fixed_rounds, ratio, run_window
-from contrib.reproductions.measured_runs import jct_hours
+from contrib.reproductions.gavel_workloads import BELOW_LIMIT, Line, Scale, fixed_rounds, ratio
 from metasched.core.model import Placement, Speed
 from metasched.simulator.records import Workload
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
@@ -86,14 +85,14 @@ def _jcts(scale: Scale, reference: Estimator, rate: float) -> Mapping[str, list[
     found: dict[str, list[float]] = {}
     for seed in scale.seeds:
         arrivals = scale.arriving(rate, seed)
-        estimated = replace(arrivals, changed=partial(_estimated, reference=reference, seed=seed))
+        changed = partial(_estimated, reference=reference, seed=seed)
+        estimated = replace(arrivals, words=f"{arrivals.words}, estimated speeds", changed=changed)
         for name, jobs, sharing in (
             ("oracle", arrivals, True),
             ("estimated", estimated, True),
             ("isolated", arrivals, False),
         ):
-            _, metrics = run_window(jobs, scale.nodes(), GavelLas(), scale.window, fixed_rounds(sharing=sharing))
-            found.setdefault(name, []).append(jct_hours(metrics))
+            found.setdefault(name, []).append(scale.jct(jobs, GavelLas(), fixed_rounds(sharing=sharing)))
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
@@ -16,6 +16,7 @@ from contrib.reproductions.gavel_workloads import (
     BELOW_LIMIT,
     PRICES,
     TYPES,
+    Arrivals,
     Line,
     Scale,
     fixed_rounds,
@@ -24,7 +25,7 @@ from contrib.reproductions.gavel_workloads import (
     run,
     run_window,
 )
-from contrib.reproductions.measured_runs import HOUR, jct_hours
+from contrib.reproductions.measured_runs import HOUR
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
@@ -114,8 +115,7 @@ def _jcts(
     for seed in scale.seeds:
         arrivals = scale.arriving(rate, seed, multiple=multiple)
         for name, (policy, settings) in policies.items():
-            _, metrics = run_window(arrivals, scale.nodes(), policy, scale.window, settings)
-            found[name] += (jct_hours(metrics),)
+            found[name] += (scale.jct(arrivals, policy, settings),)
     return found
 
 
@@ -175,9 +175,11 @@ def demand(scale: Scale) -> Iterator[Line]:
         found: dict[Demand, tuple[float, ...]] = {}
         for known in (EXACT, WRONG, HALF, UNKNOWN, *((UNPREDICTABLE,) if isinstance(policy, Ares) else ())):
             for seed in scale.seeds:
-                arrivals = replace(scale.arriving(rate, seed), changed=partial(known.known, seed=seed))
-                _, metrics = run_window(arrivals, scale.nodes(), policy, scale.window)
-                found[known] = (*found.get(known, ()), jct_hours(metrics))
+                arrivals = scale.arriving(rate, seed)
+                if known != EXACT:
+                    words = f"{arrivals.words}, demand {known.name}"
+                    arrivals = replace(arrivals, words=words, changed=partial(known.known, seed=seed))
+                found[known] = (*found.get(known, ()), scale.jct(arrivals, policy))
         yield Line(f"{what} {name}, average JCT, exact", "", found.pop(EXACT), "h")
         for known, times in found.items():
             yield Line(f"{what} {name}, average JCT, {known.name}", "", times, "h")
@@ -197,27 +199,39 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     """The lines of one workload; rho is a job's JCT over its JCT under equal shares, as in the public code's runs."""
     times: dict[str, list[float]] = {}
     rhos: dict[str, list[float]] = {}
-    policies: list[tuple[str, Policy, float]] = [
-        ("isolated", Isolated(), 0.0),
-        ("aware", GavelFinishTimeFairness(), 0.0),
-        ("agnostic", GavelFinishTimeFairness(GavelParameters(aware=False)), 0.0),
-        ("restarts", GavelFinishTimeFairness(), RESTART),
-    ]
+    policies: dict[str, tuple[Policy, Settings]] = {
+        "aware": (GavelFinishTimeFairness(), fixed_rounds()),
+        "agnostic": (GavelFinishTimeFairness(GavelParameters(aware=False)), fixed_rounds()),
+        "restarts": (GavelFinishTimeFairness(), fixed_rounds(restart=RESTART)),
+    }
     for seed in scale.seeds:
         arrivals = scale.arriving(rate, seed, multiple=multiple)
-        isolated: Mapping[int, float] = {}
-        for name, policy, restart in policies:
-            settings = fixed_rounds(restart=restart)
-            outcome, metrics = run_window(arrivals, scale.nodes(), policy, scale.window, settings)
-            found = jct_by_position(outcome, scale.window)
-            isolated = isolated or found
-            times.setdefault(name, []).append(jct_hours(metrics))
-            rhos.setdefault(name, []).append(fmean(time / isolated[i] for i, time in found.items() if i in isolated))
+        isolated = cache(partial(_jct_by_position, scale, arrivals, Isolated(), fixed_rounds()))
+        for name, (policy, settings) in policies.items():
+            simulated = partial(_fairness, scale, arrivals, policy, settings, isolated)
+            found = scale.figures(f"{arrivals.words}, rho", policy, settings, simulated)
+            times.setdefault(name, []).append(found["jct"])
+            rhos.setdefault(name, []).append(found["rho"])
     what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
     yield Line(f"{what} average JCT, aware, {RESTARTS}", "", tuple(times["restarts"]), "h")
     yield Line(f"{what} average JCT, agnostic / aware", "3", ratio(times["agnostic"], times["aware"]), public=public[1])
     yield Line(f"{what} average rho, agnostic / aware", "2.8", ratio(rhos["agnostic"], rhos["aware"]), public=public[2])
+
+
+def _jct_by_position(scale: Scale, arrivals: Arrivals, policy: Policy, settings: Settings) -> Mapping[int, float]:
+    return jct_by_position(run_window(arrivals, scale.nodes(), policy, scale.window, settings)[0], scale.window)
+
+
+def _fairness(
+    scale: Scale, arrivals: Arrivals, policy: Policy, settings: Settings, isolated: Callable[[], Mapping[int, float]]
+) -> dict[str, float]:
+    """The average JCT in hours, and the average rho against ``isolated`` JCTs."""
+    found, alone = _jct_by_position(scale, arrivals, policy, settings), isolated()
+    return {
+        "jct": fmean(found.values()),
+        "rho": fmean(time / alone[i] for i, time in found.items() if i in alone),
+    }
 
 
 def makespan(scale: Scale) -> Iterator[Line]:
@@ -231,12 +245,18 @@ def makespan(scale: Scale) -> Iterator[Line]:
             ("aware", GavelMakespan(), False),
             ("shared", GavelMakespan(), True),
         ):
-            outcome, _ = run(workload, scale.nodes(), policy, sharing=sharing)
-            found.setdefault(name, []).append(outcome.ended)
+            simulated = partial(_makespan, workload, scale.nodes(), policy, sharing=sharing)
+            words = f"{scale.batch} jobs at once, seed {seed}"
+            figures = scale.figures(words, policy, fixed_rounds(sharing=sharing), simulated)
+            found.setdefault(name, []).append(figures["seconds"])
     jobs = f"makespan of {scale.batch} jobs"
     yield Line(f"{jobs}: FIFO / aware", "2.5", ratio(found["fifo"], found["aware"]), public="2.52")
     yield Line(f"{jobs}: Gandiva / aware", "1.4", ratio(found["gandiva"], found["aware"]), public="1.56")
     yield Line(f"{jobs}: aware / aware with sharing", "1.08", ratio(found["aware"], found["shared"]), public="1.01")
+
+
+def _makespan(workload: Workload, nodes: Sequence[Node], policy: Policy, *, sharing: bool) -> dict[str, float]:
+    return {"seconds": run(workload, nodes, policy, sharing=sharing)[0].ended}
 
 
 def fifo(scale: Scale) -> Iterator[Line]:
@@ -271,16 +291,25 @@ def priorities(scale: Scale) -> Iterator[Line]:
     low: dict[bool, list[float]] = {}
     for seed in scale.seeds:
         arrivals = scale.arriving(2.4, seed, multiple=True, weights=True)
-        weights = [one.job.weight for one in arrivals.first(scale.window.stop).submissions]
         for aware in (True, False):
             policy = GavelLas(GavelLasParameters(aware=aware, fill=True))
-            outcome, _ = run_window(arrivals, scale.nodes(), policy, scale.window)
-            times = jct_by_position(outcome, scale.window)
-            high.setdefault(aware, []).append(fmean(time for i, time in times.items() if weights[i] == 1.0))
-            low.setdefault(aware, []).append(fmean(time for i, time in times.items() if weights[i] < 1.0))
+            simulated = partial(_jct_by_weight, scale, arrivals, policy)
+            found = scale.figures(f"{arrivals.words}, by weight", policy, fixed_rounds(), simulated)
+            high.setdefault(aware, []).append(found["high"])
+            low.setdefault(aware, []).append(found["low"])
     what = "LAS with priorities, multiple, 2.4 jobs/h:"
     yield Line(f"{what} high, agnostic / aware", "1.5", ratio(high[False], high[True]), public="1.53")
     yield Line(f"{what} low, agnostic / aware", "2.7", ratio(low[False], low[True]), public="2.69")
+
+
+def _jct_by_weight(scale: Scale, arrivals: Arrivals, policy: Policy) -> dict[str, float]:
+    """The average JCTs in hours of the jobs with the larger and with the smaller weight."""
+    weights = [one.job.weight for one in arrivals.first(scale.window.stop).submissions]
+    times = _jct_by_position(scale, arrivals, policy, fixed_rounds())
+    return {
+        "high": fmean(time for i, time in times.items() if weights[i] == 1.0),
+        "low": fmean(time for i, time in times.items() if weights[i] < 1.0),
+    }
 
 
 def cost(scale: Scale) -> Iterator[Line]:
@@ -296,11 +325,11 @@ def cost(scale: Scale) -> Iterator[Line]:
             ("slos", GavelCost(GavelCostParameters(prices=PRICES, together=False))),
             ("together", GavelCost(GavelCostParameters(prices=PRICES, together=True))),
         ):
-            outcome, metrics = run(workload, scale.nodes(), policy)
-            slo = {one.job.uid: one.job.slo_seconds or 0.0 for one in workload.submissions}
-            over = [job.jct is None or job.jct > slo[job.uid] for job in outcome.jobs]
-            spent.setdefault(name, []).append(metrics.cost or 0.0)
-            late.setdefault(name, []).append(100 * fmean(over))
+            words = f"{scale.batch} jobs with SLOs, seed {seed}"
+            simulated = partial(_cost, workload, scale.nodes(), policy)
+            found = scale.figures(words, policy, fixed_rounds(), simulated)
+            spent.setdefault(name, []).append(found["cost"])
+            late.setdefault(name, []).append(found["late"])
     for name, words, paper, violated in (
         ("literal", "least cost of all together, without SLOs", "1.4", "35"),
         ("cost", "least cost of each, without SLOs", "1.4", "35"),
@@ -310,6 +339,14 @@ def cost(scale: Scale) -> Iterator[Line]:
         yield Line(f"cost: most throughput / {words}", paper, ratio(spent["throughput"], spent[name]))
         yield Line(f"cost: SLOs violated, {words}", violated, tuple(late[name]), "%")
     yield Line("cost: SLOs violated, most throughput", "", tuple(late["throughput"]), "%")
+
+
+def _cost(workload: Workload, nodes: Sequence[Node], policy: Policy) -> dict[str, float]:
+    """The cost in $, and the percentage of jobs that miss their SLO."""
+    outcome, metrics = run(workload, nodes, policy)
+    slo = {one.job.uid: one.job.slo_seconds or 0.0 for one in workload.submissions}
+    over = [job.jct is None or job.jct > slo[job.uid] for job in outcome.jobs]
+    return {"cost": metrics.cost or 0.0, "late": 100 * fmean(over)}
 
 
 def _deadlines(scale: Scale, seed: int) -> Workload:
@@ -346,7 +383,7 @@ def placement(scale: Scale) -> Iterator[Line]:
         arrivals = scale.arriving(2.0, seed, multiple=True)
         for aware in (False, True):
             policy = GavelLas(GavelLasParameters(placement=aware))
-            found.setdefault(aware, []).append(jct_hours(run_window(arrivals, nodes, policy, scale.window)[1]))
+            found.setdefault(aware, []).append(scale.jct(arrivals, policy, nodes=nodes))
     what = f"LAS, multiple, 2 jobs/h, nodes of {NODE_GPUS} GPUs"
     yield Line(f"{what}: placement not a type / a type", "", ratio(found[False], found[True]))
 
@@ -359,15 +396,18 @@ def rounds(scale: Scale) -> Iterator[Line]:
     for seed in scale.seeds:
         arrivals = scale.arriving(4.0, seed)
         for seconds in lengths:
-            settings = fixed_rounds(seconds=seconds)
-            _, metrics = run_window(arrivals, scale.nodes(), GavelLas(), scale.window, settings)
-            found.setdefault(seconds, []).append(jct_hours(metrics))
-        best.append(ideal_jct(arrivals.lasting(scale.window), scale.nodes(), GavelLas(), scale.window))
+            found.setdefault(seconds, []).append(scale.jct(arrivals, GavelLas(), fixed_rounds(seconds=seconds)))
+        simulated = partial(_ideal, scale, arrivals, GavelLas())
+        best.append(scale.figures(f"{arrivals.words}, ideal", GavelLas(), fixed_rounds(), simulated)["jct"])
     yield Line("LAS, single, 4 jobs/h: rounds of 360 s / ideal", "about 1", ratio(found[360.0], best))
     for seconds in lengths[1:]:
         yield Line(
             f"LAS, single, 4 jobs/h: rounds of {seconds:.0f} s / 360 s", "more", ratio(found[seconds], found[360.0])
         )
+
+
+def _ideal(scale: Scale, arrivals: Arrivals, policy: TimeSharePolicy) -> dict[str, float]:
+    return {"jct": ideal_jct(arrivals.lasting(scale.window), scale.nodes(), policy, scale.window)}
 
 
 def ideal_jct(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, window: range) -> float:

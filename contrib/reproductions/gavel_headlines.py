@@ -1,7 +1,7 @@
 """The headlines of Gavel (OSDI 2020, section 7.3 to 7.6), in our simulator at the paper's settings.
 
     python -m contrib.reproductions.gavel_headlines --data DIR [--quick | --scale F] [--only NAME ...] [--plots DIR]
-                                                 [--processes N] [--results FILE]
+                                                 [--processes N] [--results FILE [--stored]]
 
 The cluster has 36 GPUs of each of three types. Rounds last 360 s, arrivals are Poisson, jobs 4000 to 5000 are measured,
 with three seeds. --scale F takes the fraction F of the GPUs, of the load, and of the jobs before and in the window
@@ -10,15 +10,17 @@ jobs 200 to 350 and two seeds. Where the paper gives a ratio, our figure is the 
 and standard deviation over the seeds. "Public code" is the figure of the authors' own runs of their simulator, where
 the notebooks in their repository print it (scheduler/notebooks/figures/evaluation).
 
---processes N simulates N pairs of a headline and a seed at once. --results FILE stores each finished pair as a line of
-JSON; another run with the same sizes skips the pairs that the file has.
+--processes N runs N pairs of a headline and a seed at once. --results FILE stores each finished simulation as a line of
+JSON; another run skips the simulations that the file has. With --stored nothing is simulated, and the table has the
+figures that follow from the file.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +45,7 @@ from contrib.reproductions.gavel_experiments import (
 )
 from contrib.reproductions.gavel_hierarchy import hierarchy
 from contrib.reproductions.gavel_workloads import GPUS, Line, Scale
-from contrib.reproductions.stored_results import add_results, append_result, read_results
+from contrib.reproductions.stored_results import Results, add_results
 from metasched.throughput.throughput_table import ThroughputTable
 
 HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
@@ -86,7 +88,10 @@ def main() -> int:
     parser.add_argument("--plots", type=Path, help="directory of the plots")
     parser.add_argument("--processes", type=common.positive, default=1, help="simulations at once")
     add_results(parser)
+    parser.add_argument("--stored", action="store_true", help="simulate nothing, print what the file of results has")
     given = parser.parse_args()
+    if given.stored and given.results is None:
+        parser.error("--stored needs --results")
     first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
     table = ThroughputTable.read(given.data / "gavel" / "simulation_throughputs.json")
     scale = Scale(
@@ -96,12 +101,36 @@ def main() -> int:
         batch=given.batch or (100 if given.quick else max(round(500 * given.scale), 1)),
         seeds=range(given.seeds or (2 if given.quick else 3)),
         plots=given.plots,
+        results=Results(given.results, stored_only=given.stored),
     )
     wanted = [(name, seed) for seed in scale.seeds for name in given.only]
-    done = _read_results(given.results, scale)
+    done = (
+        {task: _run_headline(scale, *task) for task in wanted} if given.stored else _run(scale, wanted, given.processes)
+    )
+    print("| figure | paper | public code | ours | seeds |\n|---|---|---|---|---|")
+    found = []
+    for name in given.only:
+        for lines in zip(*(done[name, seed] for seed in scale.seeds), strict=True):
+            known = tuple(value for each in lines for value in each.ours if not math.isnan(value))
+            if not known:
+                continue  # no seed of it is stored
+            line = replace(lines[0], ours=known)
+            print(f"| {line.what} | {line.paper} | {line.public} | {line.cell} | {len(known)} |")
+            found.append(asdict(line))
+    common.finish({"headlines": found}, as_json=given.json)
+    return 0
+
+
+def _run(scale: Scale, wanted: Sequence[tuple[str, int]], processes: int) -> dict[tuple[str, int], list[Line]]:
+    """The lines of pairs of a headline and a seed, some of them run at once.
+
+    Raises:
+        Exception: the first error of a headline, when all others have been run.
+    """
+    done: dict[tuple[str, int], list[Line]] = {}
     errors: list[BaseException] = []
-    with ProcessPoolExecutor(given.processes, max_tasks_per_child=1) as pool:
-        running = {pool.submit(_run_headline, scale, *task): task for task in wanted if task not in done}
+    with ProcessPoolExecutor(processes, max_tasks_per_child=1) as pool:
+        running = {pool.submit(_run_headline, scale, *task): task for task in wanted}
         for future in as_completed(running):
             name, seed = running[future]
             if (error := future.exception()) is not None:
@@ -109,41 +138,15 @@ def main() -> int:
                 errors.append(error)
             else:
                 done[name, seed] = future.result()
-                kept = [asdict(line) for line in future.result()]
-                result = {"sizes": _sizes(scale), "headline": name, "seed": seed, "lines": kept}
-                append_result(given.results, result)
     if errors:
         raise errors[0]
-    print("| figure | paper | public code | ours |\n|---|---|---|---|")
-    found = []
-    for name in given.only:
-        for lines in zip(*(done[name, seed] for seed in scale.seeds), strict=True):
-            line = replace(lines[0], ours=tuple(value for each in lines for value in each.ours))
-            print(f"| {line.what} | {line.paper} | {line.public} | {line.cell} |")
-            found.append(asdict(line))
-    common.finish({"headlines": found}, as_json=given.json)
-    return 0
+    return done
 
 
 def _run_headline(scale: Scale, name: str, seed: int) -> list[Line]:
     """The lines of one headline with one seed."""
     gc.set_threshold(200_000, 50, 50)  # millions of small objects live as long as the simulation
     return list(HEADLINES[name](replace(scale, seeds=range(seed, seed + 1))))
-
-
-def _read_results(file: Path | None, scale: Scale) -> dict[tuple[str, int], list[Line]]:
-    """The stored lines of runs of the same sizes, by headline and seed."""
-    found: dict[tuple[str, int], list[Line]] = {}
-    for stored in read_results(file):
-        if stored["sizes"] == _sizes(scale):
-            lines = [Line(**line | {"ours": tuple(line["ours"])}) for line in stored["lines"]]
-            found[stored["headline"], stored["seed"]] = lines
-    return found
-
-
-def _sizes(scale: Scale) -> list[int]:
-    """The sizes that stored lines must have to be used again."""
-    return [scale.gpus, scale.window.start, scale.window.stop, scale.batch]
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from contrib.benchmarks.common import say
-from contrib.reproductions.measured_runs import HOUR, simulate_and_measure
+from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
+from contrib.reproductions.stored_results import Results
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
@@ -36,6 +38,7 @@ class Scale:
         batch: the number of jobs of a workload that arrives at once, or that has deadlines.
         seeds: the seeds of the workloads.
         plots: the directory of the plots; None for no plots.
+        results: the simulations that are finished already.
     """
 
     table: ThroughputTable
@@ -44,6 +47,7 @@ class Scale:
     batch: int
     seeds: range
     plots: Path | None
+    results: Results = field(default_factory=lambda: Results(None))
 
     @property
     def paper_gpus(self) -> Mapping[str, int]:
@@ -59,7 +63,39 @@ class Scale:
         parameters = GavelWorkloadParameters(
             jobs=1, jobs_per_hour=rate * self.gpus / GPUS, multiple=multiple, weights=weights
         )
-        return Arrivals(self.table, parameters, seed)
+        words = (
+            f"{'multiple' if multiple else 'single'}, {rate:.4g} jobs/h{', weights' if weights else ''}, seed {seed}"
+        )
+        return Arrivals(self.table, parameters, seed, words)
+
+    def jct(
+        self, arrivals: Arrivals, policy: Policy, settings: Settings | None = None, nodes: Sequence[Node] | None = None
+    ) -> float:
+        """The average JCT in hours of the window's jobs, on the scale's nodes by default; see ``run_window``."""
+
+        def simulated() -> dict[str, float]:
+            return {"jct": jct_hours(run_window(arrivals, nodes or self.nodes(), policy, self.window, settings)[1])}
+
+        words = arrivals.words if nodes is None else f"{arrivals.words}, {len(nodes)} nodes"
+        return self.figures(words, policy, settings or fixed_rounds(), simulated)["jct"]
+
+    def figures(
+        self, words: str, policy: Policy, settings: Settings, simulate: Callable[[], dict[str, float]]
+    ) -> Mapping[str, float]:
+        """The figures of a simulation by name; those that are stored are not simulated again.
+
+        Args:
+            words: the workload, the measured jobs excepted, and what else identifies the figures.
+            policy: the policy that decides each round.
+            settings: how the cluster behaves; its rounds have a fixed length.
+            simulate: runs the simulation.
+        """
+        rounds = f"rounds of {settings.round_seconds:g} s{', sharing' if settings.sharing else ''}"
+        if settings.restart_seconds:
+            rounds += f", restarts of {settings.restart_seconds:g} s"
+        parameters = json.dumps(policy.parameters.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        sizes = f"{self.gpus} GPUs of a type", f"jobs {self.window.start} to {self.window.stop}"
+        return self.results.figures((*sizes, words, f"{policy.name} {parameters}", rounds), simulate)
 
 
 @dataclass(frozen=True)
@@ -70,12 +106,14 @@ class Arrivals:
         table: the speeds of the job types.
         parameters: the distributions; their number of jobs has no effect.
         seed: of the draws.
+        words: the distributions, the seed, and the change, for the file of results.
         changed: makes the workload to simulate from the drawn one, anew for each simulation.
     """
 
     table: ThroughputTable
     parameters: GavelWorkloadParameters
     seed: int
+    words: str
     changed: Callable[[Workload], Workload] = lambda workload: workload
 
     def first(self, jobs: int) -> Workload:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -24,32 +27,27 @@ def add_tables(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     add_results(parser)
 
 
-def read_results(file: Path | None) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; none without a file."""
-    return [json.loads(text) for text in file.read_text().splitlines()] if file is not None and file.exists() else []
-
-
-def append_result(file: Path | None, result: Mapping[str, Any]) -> None:
-    """Append one object to a file of JSON lines, if there is one."""
-    if file is not None:
-        with file.open("a") as out:
-            out.write(json.dumps(result) + "\n")
-
-
 class Results:
     """Finished simulations, stored in a file, if there is one; those that it has are not repeated.
 
+    A line of the file is a JSON object: ``simulation``, a list of texts; its ``figures``, to six digits; and the
+    ``commit`` by which they were made, where there is one, with ``-dirty`` if files differed from it.
+
     Args:
-        file: JSON lines, of ``simulation``, a list of texts, and its figures; None to store nothing.
+        file: JSON lines; None to store nothing.
+        stored_only: whether simulations that the file lacks are not run; each of their figures is NaN.
     """
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, *, stored_only: bool = False) -> None:
         self._file = file
-        self._found: dict[tuple[str, ...], dict[str, float]] = {
-            tuple(stored["simulation"]): stored["figures"] for stored in read_results(file)
+        self._stored_only = stored_only
+        self._commit = None if file is None or stored_only else _commit()
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        self._found: dict[tuple[str, ...], Mapping[str, float]] = {
+            tuple(stored["simulation"]): stored["figures"] for stored in map(json.loads, lines)
         }
 
-    def figures(self, simulation: tuple[str, ...], simulate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def figures(self, simulation: tuple[str, ...], simulate: Callable[[], dict[str, float]]) -> Mapping[str, float]:
         """The figures of a simulation, by name.
 
         Args:
@@ -57,9 +55,28 @@ class Results:
             simulate: runs it; called only if the file does not have it.
         """
         if simulation not in self._found:
-            found = self._found[simulation] = simulate()
-            append_result(self._file, {"simulation": simulation, "figures": found})
+            if self._stored_only:
+                return defaultdict(lambda: math.nan)
+            figures = {name: float(f"{value:.6g}") for name, value in simulate().items()}
+            self._found[simulation] = figures
+            self._append({"simulation": simulation, "figures": figures})
         return self._found[simulation]
+
+    def _append(self, result: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            made = {**result, "commit": self._commit} if self._commit else result
+            with self._file.open("a") as out:
+                out.write(json.dumps(made) + "\n")
+
+
+def _commit() -> str | None:
+    """The abbreviated commit of this checkout; None without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

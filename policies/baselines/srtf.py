@@ -18,6 +18,9 @@ from policies.baselines.remaining_time import RemainingTime
 
 UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
+DIGITS = 12
+"""Significant digits of the times by which jobs are ordered: in further ones, equal times differ by rounding."""
+
 
 class ShortestParameters(PolicyParameters):
     """Parameters of SRTF and SRSF."""
@@ -52,7 +55,8 @@ class Srtf(Policy):
 
         def key(job: Job) -> tuple[float, float, str]:
             seconds = left[job.uid]
-            return (math.inf if seconds is None else seconds * self.size(job), job.submitted, job.uid)
+            rounded = math.inf if seconds is None else float(f"{seconds * self.size(job):.{DIGITS}g}")
+            return (rounded, job.submitted, job.uid)
 
         if self.parameters.by_app:
             queue = by_app(snapshot, lambda group: self.left_of_app(group, remaining_time))

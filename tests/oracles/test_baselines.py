@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from policies.baselines.allox import AlloX, match
+from policies.baselines.allox import AlloX, AlloXParameters, match
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.gavel_fifo import GavelFifo
 from policies.baselines.isolated import Isolated
@@ -202,15 +202,20 @@ def draw_batch(rng):
     return Instance(tuple(jobs), nodes)
 
 
-def test_allox_completes_a_batch_in_the_least_sum_of_times():
-    """In rounds, with remaining GPUs for waiting jobs: the sum is at most that of the best schedule without moves."""
+@pytest.mark.parametrize(("wait_factor", "most"), [(1.0, 1.0), (3.0, 1.15)], ids=["none arrive", "default"])
+def test_allox_completes_a_batch_in_the_least_sum_of_times(wait_factor, most):
+    """In rounds, with remaining GPUs for waiting jobs: the sum is at most that of the best schedule without moves.
+
+    With the default factor on waits, which expects further arrivals, two of 2,500 batches have a larger sum.
+    """
+    policy = AlloX(AlloXParameters(wait_factor=wait_factor))
 
     def check(batch):
         types = [index for index, group in enumerate(batch.nodes) for _ in range(group.gpus)]
         seconds = [[int(1000 / speed) for _, speed in one.model.known] for one in batch.jobs]
-        rounds = Rounds(AlloX(), batch)
+        rounds = Rounds(policy, batch)
         while rounds.live:
             assert len(rounds.run(1).rounds) < 200
-        assert sum(rounds.ended.values()) <= sum_of_completions(seconds, types)
+        assert sum(rounds.ended.values()) <= most * sum_of_completions(seconds, types)
 
     for_examples(draw_batch, check, every=2)

@@ -65,11 +65,12 @@ def usable(one, gpus):
 
 
 def remaining(one, gpus):
-    """The job's remaining seconds on its fastest type; infinite where they are not known."""
+    """The job's remaining seconds on its fastest type, as a fraction; infinite where they are not known."""
     kinds = usable(one, gpus)
     if one.speed is None or one.total_steps is None or not kinds:
         return math.inf
-    return one.total_steps / max(one.speed.steps_per_second(kind, (min(one.gpus, gpus[kind]),)) for kind in kinds)
+    speeds = (one.speed.steps_per_second(kind, (min(one.gpus, gpus[kind]),)) for kind in kinds)
+    return Fraction(one.total_steps) / max(map(Fraction, speeds))
 
 
 KEYS = {

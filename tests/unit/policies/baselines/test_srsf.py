@@ -4,7 +4,7 @@ from metasched.core import reason_words
 from metasched.scheduling.engine import run_round
 from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import ShortestParameters, Srtf
-from tests.builders import job, linear, snapshot
+from tests.builders import job, linear, nodes, snapshot
 
 RIGID = ShortestParameters(elastic=False)
 
@@ -23,3 +23,9 @@ def test_jobs_of_unknown_remaining_time_come_last():
     result = run_round(snapshot([unknown, known]), Srsf(RIGID), None)
     assert list(result.targets) == ["b"]
     assert "after all whose remaining time is known" in reason_words.words(result.reasons["a"])
+
+
+def test_equal_services_are_ordered_by_submission():
+    """Ten steps take 1/72 s on two GPUs, or 1/108 s on three, by the same speed of a GPU: the products are equal."""
+    jobs = [job(uid, gpus, left=10, submitted=at, speed=linear(360.0)) for uid, gpus, at in (("a", 2, 0), ("b", 3, 1))]
+    assert run_round(snapshot(jobs, nodes(1, 4)), Srsf(), None).targets.keys() == {"a"}
