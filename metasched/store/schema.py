@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from metasched.core.imports import hidden_module
+from metasched.core.hidden_module import hidden_module
 from metasched.store.counting_triggers import COUNTING
 from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
 from metasched.store.schema_version import APPLICATION_ID

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from metasched.core.imports import hidden_module
+from metasched.core.hidden_module import hidden_module
 
 
 def test_a_hidden_module_is_not_found_and_can_be_imported_later(tmp_path, monkeypatch):
