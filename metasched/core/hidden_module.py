@@ -11,6 +11,8 @@ from contextlib import contextmanager
 def hidden_module(name: str) -> Iterator[None]:
     """Let imports of a module fail in this context as if it were not installed; one that is imported already stays.
 
+    They fail in other threads, too. What is imported here may go without the module for the rest of the process.
+
     Args:
         name: of a module that the packages imported here do not need.
     """
@@ -21,4 +23,4 @@ def hidden_module(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)

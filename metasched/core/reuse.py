@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import compress
 from operator import is_not, not_
 from typing import Generic, TypeVar
@@ -24,6 +25,24 @@ T = TypeVar("T")
 def reuses_results() -> bool:
     """Whether polls reuse results: not with ``FROM_SCRATCH`` set in the environment to anything but ``0``."""
     return os.environ.get(FROM_SCRATCH, "0") in {"", "0"}
+
+
+LONGEST_SHARED_TEXT = 200
+"""Characters of the longest text that is kept to be shared."""
+
+
+def shared_text(text: str) -> str:
+    """Return an equal text that was seen before, so that thousands of equal texts take the memory of one.
+
+    The latest texts alone are kept, and no long ones: users choose many of them. (Python 3.12 keeps interned texts for
+    good.)
+    """
+    return _seen_text(text) if len(text) <= LONGEST_SHARED_TEXT else text
+
+
+@lru_cache(maxsize=4096)
+def _seen_text(text: str) -> str:
+    return text
 
 
 class Latest(Generic[T]):

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from metasched.core.model import Hold
+from metasched.core.reuse import shared_text
 from metasched.slurm import field_parsers, hostlist, json_releases
 from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
 from metasched.slurm.command_runner import Buffer
@@ -126,11 +127,14 @@ class JobsParser:
             a record has a control character in a text.
         """
         found: list[SlurmJob] = []
+        scans = MOST_SCANS
         for job_id in sorted(job_ids, key=int):
             # In texts, Slurm writes a line break as \n and a quote as \". Even if a line break slipped through, no text
             # would have this line, whose first quote ends a text. The braces found might be a text's then; but a record
             # from or to there has an open text, or one with a line break, which msgspec refuses.
-            at = _find_job(document, int(job_id))
+            at = _find_by_halves(document, int(job_id))
+            if at < 0 and (scans := scans - 1) >= 0:
+                at = document.find(b"%b%d," % (_JOB_ID, int(job_id)))
             begin, end = document.rfind(b"\n    {\n", 0, max(at, 0) + 1), document.find(b"\n    }", max(at, 0))
             if min(at, begin, end) < 0:
                 return None
@@ -151,13 +155,15 @@ class JobsParser:
 _JOB_ID = b'\n      "job_id": '
 SEARCHED_BYTES = 64 * 1024
 """Bytes of an output about all jobs that are searched for one job without halving them."""
+MOST_SCANS = 4
+"""Jobs that the search by halves missed and that are looked for in the whole output; with more, all are parsed."""
 
 
-def _find_job(document: Buffer, job_id: int) -> int:
-    """Return where the line of a job's id begins in an output about all jobs; -1 where it is not found.
+def _find_by_halves(document: Buffer, job_id: int) -> int:
+    """Return where the line of a job's id begins in an output about all jobs; -1 where the search missed it.
 
-    Slurm lists jobs in the order of their ids, so that a search by halves looks at few records of many. A job may not
-    be found for some time after ids have begun again at Slurm's largest one.
+    Slurm lists jobs in the order in which they came, mostly by ascending ids, so that few records of many are looked
+    at. Tasks of arrays that have started have later ids than their neighbours, and lead the search astray.
     """
     begin, end = 0, len(document)
     while end - begin > SEARCHED_BYTES:
@@ -293,7 +299,7 @@ class _Fields:
         return self.get(field, json_releases.text)
 
     def shared_text(self, field: str) -> str:
-        """Read a text that many records may have; it is one object for all of them."""
+        """Read a text of which there are few; it is one object for all records that have it."""
         return sys.intern(self.text(field))
 
     def instant(self, field: str) -> float | None:
@@ -382,16 +388,16 @@ def _job(fields: _Fields) -> SlurmJob:
         job_id=job_id,
         array_job_id=array,
         array_task_id=task,
-        name=fields.shared_text("name"),
+        name=shared_text(fields.text("name")),
         user=fields.shared_text("user_name") or str(fields.count("user_id")),
         account=fields.shared_text("account"),
         partition=fields.shared_text("partition"),
         qos=fields.shared_text("qos"),
-        comment=fields.shared_text("comment"),
+        comment=shared_text(fields.text("comment")),
         admin_comment=fields.text("admin_comment"),
         state=state,
         slurm_state=sys.intern(slurm_state),
-        reason=fields.shared_text("state_description") or reason,
+        reason=shared_text(fields.text("state_description")) or reason,
         hold=_hold(state, priority, reason),
         submitted=float(fields.count("submit_time")),
         eligible=fields.instant("eligible_time"),
@@ -414,7 +420,7 @@ def _job(fields: _Fields) -> SlurmJob:
         exclusive="none" in fields.get("shared", json_releases.words),
         restarts=fields.number("restart_cnt") or 0,
         requeue=fields.get("requeue", json_releases.flag),
-        dependency=fields.shared_text("dependency"),
+        dependency=shared_text(fields.text("dependency")),
         exit_code=fields.get("exit_code", json_releases.exit_code) if has_exit_code else None,
         nodes_max=fields.number("max_nodes") or None,
         gpus_per_socket=_total(fields.gpus("tres_per_socket")),
@@ -423,7 +429,7 @@ def _job(fields: _Fields) -> SlurmJob:
         het=bool(fields.number("het_job_id")),
         batch=fields.get("batch_flag", json_releases.flag),
         shards_per_node=_total(shards_per_node),
-        reservation=fields.shared_text("resv_name"),
+        reservation=shared_text(fields.text("resv_name")),
     )
 
 

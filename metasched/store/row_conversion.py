@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -14,6 +13,7 @@ import msgspec
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.model import Placement
 from metasched.core.reasons import from_text
+from metasched.core.reuse import shared_text
 from metasched.store.records import EndCause, JobRecord, RunRecord
 
 # columns are named after the records' fields, in their order; a job's open run is a row of its own
@@ -118,7 +118,7 @@ def job_of(row: tuple[Any, ...]) -> JobRecord:
     values = list(row[:_RUN_PART])
     for column in _SHARED:
         if isinstance(values[column], str):
-            values[column] = sys.intern(values[column])
+            values[column] = shared_text(values[column])
     values[_REQUIREMENTS] = _requirements(values[_REQUIREMENTS])
     values[_ATTAINED] = _NO_SERVICE if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])

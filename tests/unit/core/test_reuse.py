@@ -1,7 +1,7 @@
 """Reuse of earlier results."""
 
 from metasched.core.reasons import Code, Reason
-from metasched.core.reuse import differing, in_order_of, patched, unchanged
+from metasched.core.reuse import differing, in_order_of, patched, shared_text, unchanged
 
 
 def test_an_equal_mapping_is_the_one_before():
@@ -50,3 +50,11 @@ def test_a_mapping_in_order_is_not_copied():
 def test_a_mapping_in_order_has_no_other_keys():
     """A key that is not named is dropped."""
     assert in_order_of(["b"], {"a": 1, "b": 2}) == {"b": 2}
+
+
+def test_equal_texts_are_one_object_unless_they_are_long():
+    """Users choose texts, so long ones are not kept."""
+    short, long = ["a" * 100 + str(number) for number in (1, 1)], ["a" * 1000 + str(number) for number in (1, 1)]
+    assert short[0] is not short[1]
+    assert shared_text(short[0]) is shared_text(short[1])
+    assert shared_text(long[1]) is long[1]

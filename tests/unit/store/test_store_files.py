@@ -1,5 +1,6 @@
 """The store's file: versions, and errors of file and file system."""
 
+import importlib.util
 import os
 import sqlite3
 import subprocess
@@ -380,6 +381,7 @@ def test_every_error_is_a_store_error():
         assert issubclass(kind, StoreError)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
 def test_making_the_tables_imports_no_pandas(tmp_path):
     """sqlite-utils imports it where it is installed, and the daemon would keep its 35 MiB."""
     script = (
