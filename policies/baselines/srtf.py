@@ -19,7 +19,7 @@ from policies.baselines.remaining_time import RemainingTime
 UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
 DIGITS = 12
-"""Significant digits of the times by which jobs are ordered: in further ones, equal times differ by rounding."""
+"""Significant digits of the times by which jobs, but not apps, are ordered: in further ones, equal times differ."""
 
 
 class ShortestParameters(PolicyParameters):

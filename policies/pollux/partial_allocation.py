@@ -239,8 +239,9 @@ class PartialAllocation:
                 else:
                     row = int(np.searchsorted(jobs, job))
                     gains[row] = -np.inf
-                    for again in self._growth_gains(node, jobs[row : row + 1])[1]:  # none if it can grow no more
-                        gains[row, : len(again)] = again
+                    again = self._growth_gains(node, jobs[row : row + 1])[1]
+                    if len(again):
+                        gains[row, : again.shape[1]] = again[0]
 
     def _growth_gains(self, node: int, jobs: Ints) -> tuple[Ints, Floats]:
         """What jobs gain by each of some free GPUs of a node.

@@ -11,6 +11,7 @@ from policies.pollux.allocation_problem import JobQuota
 from policies.pollux.direct_search import clearing_prices, direct_search, fitness_bound, greedy_allocation
 from policies.pollux.elites import MOST_BYTES, decode_elites, encode_elites
 from policies.pollux.fitness import LEAST_EXPONENT
+from policies.pollux.partial_allocation import NodeGpus, PartialAllocation
 from policies.pollux.population_search import population_search
 from tests.unit.policies.pollux.problems import best_fitness, problem, problems, random_problem, scaling
 
@@ -49,6 +50,26 @@ def test_the_direct_search_is_never_below_greedy(asked):
         assert asked.faults(greedy) == []
         assert found * ROUNDING >= asked.fitness(greedy)
     assert found <= fitness_bound(asked) * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(asked=problems())
+def test_filling_nodes_gives_what_all_gains_computed_anew_would_give(asked):
+    """After a job has grown, only its own gains on the node are computed again, unless others' may have changed."""
+    found, expected = PartialAllocation(asked, asked.present), PartialAllocation(asked, asked.present)
+    nodes = range(len(asked.node_gpus))
+    found.fill(nodes)
+    for node in nodes:
+        while expected.free[node] > 0:
+            growth = expected._best_growth(*expected._growth_gains(node, np.arange(len(asked.keys))))
+            if growth is None:
+                break
+            job, gpus = growth
+            held = dict(zip(*expected.where[job], strict=True))
+            held[node] = held.get(node, 0) + gpus
+            expected.remove(job)
+            expected.place(job, NodeGpus(tuple(sorted(held)), tuple(held[each] for each in sorted(held))))
+    assert found.where == expected.where
 
 
 @SEARCHES
