@@ -151,7 +151,7 @@ def is_stoppable_at(job: Job, target: Placement | None) -> bool:
 
 
 def continues_undisturbed(job: Job, target: Placement | None, *, has_co_runner: bool) -> bool:
-    """Whether a round changes nothing for a running job, so that its lease is renewed.
+    """Whether a round changes nothing for a running job, so that its allocation is renewed.
 
     A job that is to have a co-runner is undisturbed only if it holds half GPUs: on whole GPUs it has to restart.
 

@@ -279,8 +279,7 @@ class Actuator:
         if lease is not None and lease.batch == batch:
             return
         written = self._new_lease(job, job.placement, job.run, round_facts) if lease is None else lease
-        facts = {"round": round_facts.number, "round_end": round_facts.end, "batch": batch}
-        self._mailbox.write_lease(replace(written, **facts))
+        self._mailbox.write_lease(replace(written, round=round_facts.number, round_end=round_facts.end, batch=batch))
 
     def _leased_batch(self, job: Job) -> LeasedBatch | None:
         """Return the batch plan that the store has for the job's present run; None for a job with a fixed batch."""

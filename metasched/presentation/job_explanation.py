@@ -240,7 +240,7 @@ def _plan_text(plan: PlanStatus) -> str:
 
 
 def _co_runner_lines(job: JobStatus) -> list[str]:
-    """Return sentences on the co-runner and on renewed leases."""
+    """Return sentences on the co-runner, and on the rounds through which the job kept its allocation."""
     lines = []
     if job.co_runner is not None and job.time_slicing:
         other = job.co_runner
@@ -248,7 +248,7 @@ def _co_runner_lines(job: JobStatus) -> list[str]:
     elif job.co_runner is not None:
         lines.append(f"Job {job.co_runner} runs on the same GPUs.")
     if job.renewals:
-        lines.append(f"Its lease was renewed for {counted(job.renewals, 'round')}: nothing was restarted.")
+        lines.append(f"It kept its allocation through {counted(job.renewals, 'round')}: nothing was restarted.")
     return lines
 
 

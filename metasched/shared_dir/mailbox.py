@@ -140,7 +140,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         uid: the job.
         slurm_job_id: Slurm's present id of the job.
         run: number of the run that the lease is for.
-        round: number of the round in which the lease was written.
+        round: number of the round that made the lease, or its latest batch plan.
         round_end: of that round, unix seconds; a lease remains valid after it.
         gpus: number of GPUs on all nodes.
         gpu_type: type of the GPUs; None without GPUs.

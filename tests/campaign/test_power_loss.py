@@ -128,7 +128,7 @@ def order(monkeypatch):
 
 
 def test_a_lease_is_on_the_disk_before_its_name_and_its_name_before_slurm_is_called(tmp_path, order):
-    """So are a stop request and a job's index entry."""
+    """A stop request and a job's index entry are brought to disk in the same order."""
     mailbox = Mailbox(tmp_path)
     mailbox.write_lease(lease(1))
     assert order == [("sync", ".lease.json.new"), ("name", "lease.json"), ("sync", UID)]

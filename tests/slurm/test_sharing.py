@@ -243,7 +243,7 @@ def test_the_plugin_requests_shards_in_place_of_one_gpu(make_cluster, tmp_path):
         site.close()
 
 
-def test_rounds_that_change_nothing_renew_leases(shared):
+def test_rounds_that_change_nothing_leave_leases_as_they_are(shared):
     """Two jobs keep their allocation, their only run and its lease for many rounds; status and past say so."""
     shared.configure(policy="gavel_las")
     shared.start()

@@ -650,12 +650,12 @@ def test_explain_names_the_co_runner_renewals_and_deadline():
     """A co-runner runs at the same time or in turns; the deadline has the time left."""
     lines = job_explanation.explanation(job(co_runner="14", renewals=3, slo_seconds=7300.0), published(), NOW)
     assert "Job 14 runs on the same GPUs." in lines
-    assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
+    assert "It kept its allocation through 3 rounds: nothing was restarted." in lines
     assert "It should be done 2 h 1 min after its submission, which is 2 h from now." in lines
     turns = job_explanation.explanation(job(co_runner="14", time_slicing=True, slo_seconds=40.0), published(), NOW)
     assert "It takes turns with job 14 on the same GPUs: one is suspended while the other runs." in turns
     assert any("which is 1 min ago" in line for line in turns)
-    assert not any("renewed" in line for line in job_explanation.explanation(job(), published(), NOW))
+    assert not any("kept its allocation" in line for line in job_explanation.explanation(job(), published(), NOW))
 
 
 def test_status_says_whether_two_jobs_can_share_a_gpu(show):

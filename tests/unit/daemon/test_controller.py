@@ -387,7 +387,7 @@ def test_array_tasks_are_jobs_of_their_own(site):
     assert len({uid.partition("_")[0] for uid in uids}) == 1
 
 
-def test_leases_are_renewed_without_a_restart(site):
+def test_rounds_that_change_nothing_write_no_lease(site):
     """A job that keeps its placement runs on over many rounds, in which its lease is not written again."""
     job = site.add("--gres=gpu:1", seconds=100)
     site.run(5)

@@ -128,7 +128,7 @@ def test_a_batch_plan_survives_the_lease(mailbox):
 
 
 def test_an_equal_lease_is_not_written_again(mailbox, shared):
-    """A renewed lease replaces the file at once and leaves no other file."""
+    """Another one replaces the file at once and leaves no other file."""
     path = shared / "mailbox" / UID / "lease.json"
     mailbox.write_lease(LEASE)
     first = path.stat().st_ino
