@@ -29,6 +29,7 @@ from contrib.benchmarks.common import (
     private_cluster,
     say,
 )
+from contrib.benchmarks.poll_to_plan import SUBMITTERS
 from contrib.benchmarks.slurm_load import wait_until_taken_in
 from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Schedule
@@ -72,7 +73,6 @@ format = "json"
 """
 WAITING = "waiting"
 """The name of jobs that only wait."""
-SUBMITTERS = 4
 INTAKE_SECONDS = 10.0
 """Seconds without a write to Slurm after which all waiting jobs are taken in."""
 WAIT_SECONDS = 180.0

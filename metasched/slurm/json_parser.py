@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -299,8 +298,8 @@ class _Fields:
         return self.get(field, json_releases.text)
 
     def shared_text(self, field: str) -> str:
-        """Read a text of which there are few; it is one object for all records that have it."""
-        return sys.intern(self.text(field))
+        """Read a text that many records may have; it is one object for those of them that are read together."""
+        return shared_text(self.text(field))
 
     def instant(self, field: str) -> float | None:
         """Read an instant in unix seconds; None where Slurm has 0, which means unset."""
@@ -388,16 +387,16 @@ def _job(fields: _Fields) -> SlurmJob:
         job_id=job_id,
         array_job_id=array,
         array_task_id=task,
-        name=shared_text(fields.text("name")),
+        name=fields.shared_text("name"),
         user=fields.shared_text("user_name") or str(fields.count("user_id")),
         account=fields.shared_text("account"),
         partition=fields.shared_text("partition"),
         qos=fields.shared_text("qos"),
-        comment=shared_text(fields.text("comment")),
+        comment=fields.shared_text("comment"),
         admin_comment=fields.text("admin_comment"),
         state=state,
-        slurm_state=sys.intern(slurm_state),
-        reason=shared_text(fields.text("state_description")) or reason,
+        slurm_state=shared_text(slurm_state),
+        reason=fields.shared_text("state_description") or reason,
         hold=_hold(state, priority, reason),
         submitted=float(fields.count("submit_time")),
         eligible=fields.instant("eligible_time"),
@@ -420,7 +419,7 @@ def _job(fields: _Fields) -> SlurmJob:
         exclusive="none" in fields.get("shared", json_releases.words),
         restarts=fields.number("restart_cnt") or 0,
         requeue=fields.get("requeue", json_releases.flag),
-        dependency=shared_text(fields.text("dependency")),
+        dependency=fields.shared_text("dependency"),
         exit_code=fields.get("exit_code", json_releases.exit_code) if has_exit_code else None,
         nodes_max=fields.number("max_nodes") or None,
         gpus_per_socket=_total(fields.gpus("tres_per_socket")),
@@ -429,7 +428,7 @@ def _job(fields: _Fields) -> SlurmJob:
         het=bool(fields.number("het_job_id")),
         batch=fields.get("batch_flag", json_releases.flag),
         shards_per_node=_total(shards_per_node),
-        reservation=shared_text(fields.text("resv_name")),
+        reservation=fields.shared_text("resv_name"),
     )
 
 

@@ -54,6 +54,7 @@ class Srtf(Policy):
         left = {job.uid: remaining_time.remaining_seconds(job) for job in snapshot.jobs}
 
         def key(job: Job) -> tuple[float, float, str]:
+            """Return a job's key of the order, least first: its remaining seconds times size, submission and uid."""
             seconds = left[job.uid]
             rounded = math.inf if seconds is None else float(f"{seconds * self.size(job):.{DIGITS}g}")
             return (rounded, job.submitted, job.uid)

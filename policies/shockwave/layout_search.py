@@ -39,8 +39,8 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *
     found = [] if continued is None else [continued]
     for layout in found:
         layout.fill(counts.prices, counts.load_share)
-    impatience = IMPATIENCE if prompt else 0.0
-    found += [_completed(market, counts, order, impatience) for order in _orders(market, counts)]
+    impatience, worths = IMPATIENCE if prompt else 0.0, _round_worths(market, counts)
+    found += [_completed(market, counts, order, worths, impatience) for order in _orders(market, counts, worths)]
     values = np.array([layout.objective() for layout in found])
     delays = np.array([layout.delay() for layout in found]) / market.window.rounds
     best = int((values - impatience * delays).argmax())
@@ -49,23 +49,24 @@ def best_layout(market: Market, counts: RoundCounts, continued: Layout | None, *
     return found[best]
 
 
-def _completed(market: Market, counts: RoundCounts, order: Ints, impatience: float) -> Layout:
+def _completed(market: Market, counts: RoundCounts, order: Ints, worths: _RoundWorths, impatience: float) -> Layout:
     """The layout of counts in an order; what it leaves free is given to those that gain the most.
 
     Args:
         market: the window.
         counts: a mode and a number of rounds for each job, and the prices.
         order: the jobs in the order in which they get their rounds.
+        worths: what rounds are worth to the jobs.
         impatience: as ``IMPATIENCE``; 0 where the objective alone counts.
     """
     layout = Layout(market)
     layout.pin()
-    layout.lay_out(counts.rows, counts.rounds, order, _round_worths(market, counts).objective, impatience)
+    layout.lay_out(counts.rows, counts.rounds, order, worths.objective, impatience)
     layout.fill(counts.prices, counts.load_share)
     return layout
 
 
-def _orders(market: Market, counts: RoundCounts) -> list[Ints]:
+def _orders(market: Market, counts: RoundCounts, worths: _RoundWorths) -> list[Ints]:
     """Two orders in which jobs get their rounds, each as early as it can.
 
     In the first one, jobs whose rounds contribute the most for their price come first. In the second one, narrow jobs
@@ -73,7 +74,6 @@ def _orders(market: Market, counts: RoundCounts) -> list[Ints]:
     grows. Those that need fewer rounds for that can wait: a later window finds them urgent if they are not served.
     """
     needs = (market.needs / np.maximum(market.capacity, np.finfo(float).tiny)).max(axis=1, initial=0.0)[counts.rows]
-    worths = _round_worths(market, counts)
     worth = worths.welfare / np.maximum(needs, np.finfo(float).tiny)
     not_urgent = (worths.late <= 0) | (counts.rounds < market.window.rounds - SPARE)
     return [np.lexsort((-worth, not_urgent)), np.lexsort((-worth, -needs, not_urgent))]
@@ -132,16 +132,18 @@ def _improved(market: Market, counts: RoundCounts, layout: Layout) -> Layout:
         objective = layout.objective()
         for position in order[np.isfinite(gains.ravel()[order])].tolist():
             trials -= 1
-            changed, chooser_first = _with_choice(market, counts, layout, position)
-            trial = _completed(market, changed, chooser_first, 0.0)
+            changed, chooser_first, worths = _with_choice(market, counts, layout, position)
+            trial = _completed(market, changed, chooser_first, worths, 0.0)
             if trial.objective() > objective + PRECISION:
                 layout, better = trial, True
                 break
     return layout
 
 
-def _with_choice(market: Market, counts: RoundCounts, layout: Layout, choice: int) -> tuple[RoundCounts, Ints]:
-    """The counts of a layout, in which one job makes another choice, and an order in which it is the first.
+def _with_choice(
+    market: Market, counts: RoundCounts, layout: Layout, choice: int
+) -> tuple[RoundCounts, Ints, _RoundWorths]:
+    """The counts of a layout, in which one job makes another choice, an order in which it is the first, and worths.
 
     Args:
         market: the window.
@@ -154,5 +156,6 @@ def _with_choice(market: Market, counts: RoundCounts, layout: Layout, choice: in
     rows, rounds = layout.rows.copy(), np.where(market.pinned, 0, layout.runs.sum(axis=1))
     rows[chooser], rounds[chooser] = counts.choices.rows[job, column], counts.choices.rounds[job, column]
     changed = counts._replace(rows=rows, rounds=rounds)
-    order = _orders(market, changed)[1]
-    return changed, np.append(chooser, order[order != chooser])
+    worths = _round_worths(market, changed)
+    order = _orders(market, changed, worths)[1]
+    return changed, np.append(chooser, order[order != chooser]), worths
