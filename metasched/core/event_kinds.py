@@ -12,7 +12,7 @@ KINDS = {
     "gone": "Slurm no longer knows a job, which counts as ended",
     "gpus_leaked": "Slurm counts GPUs as allocated that no job holds",
     "killed_by_old_run": "the srun of a run on a lost host killed the next run; the job was put back",
-    "killed_by_stopped_run": "the srun of a stopped run killed the next run; the job was put back",
+    "killed_by_previous_run": "the srun of a run that had ended killed the next run; the job was put back",
     "launch_failed": "a run failed before its batch script had started; the job was put back",
     "lost": "a run ended without a stop request, and the job is queued again",
     "not_started": "Slurm did not start a released job; it is tried again",

@@ -7,6 +7,7 @@ good is finished in the store once its last reports are read.
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -54,13 +55,14 @@ YOUNG_SECONDS = 30.0
 """Age up to which Slurm's late SIGTERM for an old run meets the present one."""
 KILLED_BY_OLD_RUN = "killed_by_old_run"
 """Kind of the event of a run that the srun of an earlier run, lost with its host, has killed."""
-KILLED_BY_STOPPED_RUN = "killed_by_stopped_run"
-"""Kind of the event of a run that the srun of the run before, which was asked to stop, has killed."""
+KILLED_BY_PREVIOUS_RUN = "killed_by_previous_run"
+"""Kind of the event of a run that the srun of the run before has killed."""
 OLD_SRUN_SECONDS = 60.0
-"""Time for which the srun of a stopped run may outlive it: Slurm's KillWait (30 s by default), and some more."""
+"""Time for which the srun of a run may outlive it: Slurm's KillWait (30 s by default), and some more."""
+KILLS_IN_A_ROW = 2
+"""Runs in a row that an srun may have killed; one more is killed by the job itself."""
 _KILLED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a batch script whose step Slurm or an srun has ended."""
-_ASKED_TO_STOP = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE})
 
 log = structlog.get_logger()
 
@@ -307,8 +309,8 @@ class RunTracking:
 
     def _killed_by_leftover(self, record: JobRecord, slurm: SlurmJob) -> tuple[str, str] | None:
         """Which earlier run's srun has killed the job's run, as ``_why_put_back`` tells it."""
-        if self._may_be_killed_by_stopped_run(record, slurm):
-            return KILLED_BY_STOPPED_RUN, "while the srun of the run before was ending"
+        if self._may_be_killed_by_previous_run(record, slurm):
+            return KILLED_BY_PREVIOUS_RUN, "soon after the run before, whose srun may have killed it"
         if self._may_be_killed_by_old_run(record, slurm):
             return KILLED_BY_OLD_RUN, "when a host that was lost came back"
         return None
@@ -487,25 +489,27 @@ class RunTracking:
             return False
         lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
         events = Counter(event.kind for event in self._store.recent_events(10_000, record.uid))
-        return 2 * events[KILLED_BY_OLD_RUN] < lost - events[KILLED_BY_STOPPED_RUN]
+        return 2 * events[KILLED_BY_OLD_RUN] < lost - events[KILLED_BY_PREVIOUS_RUN]
 
-    def _may_be_killed_by_stopped_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
-        """Whether the srun of the run before, which was asked to stop, may have killed the present run.
+    def _may_be_killed_by_previous_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
+        """Whether the srun of the run before may have killed the present run.
 
-        Where the slurmstepd of its step was killed, that srun waits in vain for the step's end, and then ends a step by
-        a number that the present run's step has as well. Where its node was down for a moment, slurmctld ends what it
-        takes for the stopped run by the job's id. A run that was killed so may leave an srun that kills the next one; a
-        third kill in a row is the job's own.
+        Where nobody told that srun of its step's end (slurmctld had been restarted, a slurmstepd or the wrapper had
+        been killed), it waits in vain, and then ends a step by a number that the present run's step has as well. Where
+        a node was down for a moment, slurmctld ends what it takes for the run before by the job's id. A run that was
+        killed so may leave an srun that kills the next one.
         """
-        if slurm.exit_code not in _KILLED or not _is_young(slurm):
+        if slurm.exit_code not in _KILLED or (record.current is not None and failed_to_launch(record.current, slurm)):
             return False
-        before = [(run.started, run.ended, run.cause) for run in self._store.runs(record.uid)]
-        ran = [(ended - started, ended, cause) for started, ended, cause in before if started and ended]
-        if ran and ran[-1][2] is EndCause.LOST and ran[-1][0] < YOUNG_SECONDS:
-            ran.pop()
-        if not ran or ran[-1][2] not in _ASKED_TO_STOP:
+        runs = [run for run in self._store.runs(record.uid) if run.started is not None and run.ended is not None]
+        if not runs:
             return False
-        return slurm.ended is None or slurm.ended - ran[-1][1] < OLD_SRUN_SECONDS
+        if slurm.ended is not None and slurm.ended - (runs[-1].ended or 0.0) >= OLD_SRUN_SECONDS:
+            return False
+        events = self._store.recent_events(10_000, record.uid)
+        kills = [event.at for event in events if event.kind in (KILLED_BY_PREVIOUS_RUN, KILLED_BY_OLD_RUN)]
+        in_a_row = itertools.takewhile(lambda run: _any_within(kills, run), reversed(runs))
+        return sum(1 for _ in in_a_row) < KILLS_IN_A_ROW
 
     def _clear_mailbox(self, record: JobRecord) -> None:
         """Remove the mailbox files of a job that has ended, before the store has it as ended.
@@ -527,6 +531,12 @@ def _only_waits(job: TrackedJob) -> bool:
 
 def _is_same(job: TrackedJob, before: TrackedJob | None) -> bool:
     return before is not None and job.is_same(before)
+
+
+def _any_within(instants: Sequence[float], run: RunRecord) -> bool:
+    """Whether any instant, unix seconds, is within an ended run."""
+    began, ended = run.started, run.ended
+    return began is not None and ended is not None and any(began <= at <= ended for at in instants)
 
 
 def _is_young(slurm: SlurmJob) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from metasched.devcluster import processes
 from metasched.devcluster.errors import CommandError
+from metasched.store import StoreError
 from tests.campaign.faults import KILLS_OF_JOBS, UNNOTICED_BY_SLURM
 from tests.kills.local import judge_parameters
 from tests.kills.witness import Witness
@@ -232,8 +233,23 @@ class Users:
             self.counts["failed"] += 1
             told = " although its training had finished" if finished else ""
             what = f"{training.name} (job {training.slurm_job_id}) ended as {training.state}"
-            self.problem(f"{what}, and nobody had killed it{told}: {self._output(training)}")
+            history = "\n".join(self._history(training))
+            self.problem(f"{what}, and nobody had killed it{told}: {self._output(training)}\n{history}")
         self._submit(training)
+
+    def _history(self, training):
+        """The exit code of the present job, and the latest of its runs and events in the daemon's store, as lines."""
+        with contextlib.suppress(CommandError):
+            shown = self.site.cluster.run("scontrol", "show", "job", training.slurm_job_id, timeout=30)
+            yield from (line.strip() for line in shown.splitlines() if "ExitCode=" in line or "StartTime=" in line)
+        if self.plain:
+            return
+        with contextlib.suppress(StoreError), self.site.store() as store:
+            for job in store.find_jobs(training.slurm_job_id, limit=1):
+                for run in store.runs(job.uid)[-4:]:
+                    yield f"run {run.run}: from {run.started} to {run.ended}, {run.cause}"
+                for event in reversed(store.recent_events(8, job.uid)):
+                    yield f"event at {event.at:.1f}: {event.kind}, {event.text}"
 
     def _output(self, training):
         """The last lines of the present job's output."""

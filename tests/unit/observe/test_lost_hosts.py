@@ -70,15 +70,49 @@ def test_a_restart_on_another_host_than_the_lost_one_does_not_wait(site):
 
 
 def test_one_lost_host_explains_one_kill(site):
-    """A job that is killed again and again fails."""
+    """A job that is killed again, long after the run before, fails."""
     slurm_job_id = site.add("--gres=gpu:1")
     lose_host(site, slurm_job_id)
-    site.slurm.exit(slurm_job_id, 137)
+    for outcome in (JobState.RUNNING, JobState.FAILED):
+        site.run(90)
+        site.slurm.exit(slurm_job_id, 137)
+        site.run(30)
+        assert site.state(slurm_job_id) is outcome
+
+
+def test_a_job_that_is_killed_again_and_again_fails(site):
+    """The srun of the run before explains two kills in a row, and the lost host a third one."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    lose_host(site, slurm_job_id)
+    for outcome in (*3 * [JobState.RUNNING], JobState.FAILED):
+        site.slurm.exit(slurm_job_id, 137)
+        site.run(30)
+        assert site.state(slurm_job_id) is outcome
+
+
+def test_a_run_killed_soon_after_a_run_that_its_owner_requeued_is_put_back(site):
+    """The srun of that run waits in vain where slurmctld had been restarted, and ends the step of the next run."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    site.run(40)
+    site.slurm.owner_requeue(slurm_job_id)
+    site.run(5)
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    site.run(32)
+    site.slurm.exit(slurm_job_id, 143)
     site.run(30)
     assert site.state(slurm_job_id) is JobState.RUNNING
-    site.slurm.exit(slurm_job_id, 137)
-    site.run(60)
-    assert site.state(slurm_job_id) is JobState.FAILED
+
+
+def test_a_run_killed_soon_after_a_killed_one_is_put_back_though_no_other_host_was_lost(site):
+    """The wrapper of the run before was killed, and its srun lives on."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    lose_host(site, slurm_job_id)
+    site.run(90)
+    for exit_code in (137, 143):
+        site.slurm.exit(slurm_job_id, exit_code)
+        site.run(20)
+        assert site.state(slurm_job_id) is JobState.RUNNING
 
 
 def test_a_trained_job_that_a_lost_run_kills_completes(site):
@@ -106,7 +140,7 @@ def test_a_killed_job_without_a_lost_host_is_not_requeued(site):
 
 
 @pytest.mark.parametrize(
-    ("stop_seconds", "age", "outcome"), [(None, 3, "RUNNING"), (1.0, 3, "RUNNING"), (1.0, 45, "FAILED")]
+    ("stop_seconds", "age", "outcome"), [(None, 3, "RUNNING"), (1.0, 3, "RUNNING"), (1.0, 70, "FAILED")]
 )
 def test_a_run_killed_soon_after_a_stopped_run_is_requeued_once(tmp_path, stop_seconds, age, outcome):
     """The srun of the run that was asked to stop ends the next run's step by its number; later kills are others'."""
@@ -123,6 +157,7 @@ def test_a_run_killed_soon_after_a_stopped_run_is_requeued_once(tmp_path, stop_s
         site.slurm.exit(slurm_job_id, 137)
         site.run(60)
         assert site.state(slurm_job_id) is JobState[outcome]
+        site.run(70)
         site.slurm.exit(slurm_job_id, 137)
         site.run(60)
         assert site.state(slurm_job_id) is JobState.FAILED
@@ -146,4 +181,4 @@ def test_a_run_that_was_killed_so_may_leave_an_srun_that_kills_the_next(tmp_path
             site.run(2)
         site.run(60)
         assert site.state(slurm_job_id) is JobState.FAILED
-        assert [event.kind for event in site.store.recent_events()].count("killed_by_stopped_run") == 2
+        assert [event.kind for event in site.store.recent_events()].count("killed_by_previous_run") == 2
