@@ -32,7 +32,7 @@ KINDS = {
     "reports-truncated": "a report file has become shorter, and is read from its start",
     "reports-unread": "a job's last reports could not be read",
     "reports-unreadable": "reports of a job cannot be read",
-    "rescued": "a run failed while it was asked to stop, or at a new size; the job was put back",
+    "rescued": "a run failed while asked to stop, at a new size, or unplanned; the job was put back",
     "resized": "a run was stopped, to continue elsewhere or on another number of GPUs",
     "revived": "a job that counted as ended is there again",
     "size_failed": "a job's script failed on a number of GPUs that was new to it; the job was put back",

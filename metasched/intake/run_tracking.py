@@ -20,6 +20,7 @@ from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.reuse import Latest, differing, in_order_of, patched, reuses_results
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.launch_failures import (
+    LAUNCH_SECONDS,
     began_unseen,
     failed_launch,
     failed_launches,
@@ -323,6 +324,8 @@ class RunTracking:
             return LAUNCH_FAILED, "before its batch script had started"
         if self._size_failures.has_failed(record, slurm, now):
             return "rescued", "on a number of GPUs that was new to it"
+        if _failed_unasked(record, slurm):
+            return "rescued", "in a run that no plan had asked for"
         return None
 
     def _may_launch_again(self, record: JobRecord, slurm: SlurmJob, retries: Retries) -> bool:
@@ -537,6 +540,17 @@ def _any_within(instants: Sequence[float], run: RunRecord) -> bool:
     """Whether any instant, unix seconds, is within an ended run."""
     began, ended = run.started, run.ended
     return began is not None and ended is not None and any(began <= at <= ended for at in instants)
+
+
+def _failed_unasked(record: JobRecord, slurm: SlurmJob) -> bool:
+    """Whether a job has failed soon in a run that Slurm began by itself, after a run that was asked for.
+
+    A slurmctld that was killed after a start may have forgotten it. It then starts the job once more, while the node
+    still ends what it takes for that job.
+    """
+    if record.current is not None or record.run == 0 or slurm.slurm_state != "FAILED":
+        return False
+    return slurm.started is not None and slurm.ended is not None and slurm.ended - slurm.started < LAUNCH_SECONDS
 
 
 def _is_young(slurm: SlurmJob) -> bool:

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from metasched.cli.status_tables import overview
+from metasched.core.model import Hold
 from metasched.shared_dir.published_status import read as read_status
 from metasched.slurm.client import JobState
 from tests.fakes.fake_slurm import FakeSlurm, Trainer
@@ -94,6 +95,24 @@ def test_an_older_run_that_slurm_shows_instead_of_the_present_one_is_put_back(si
     fake.trainer = kept
     site.run_until(lambda: site.state(job) is JobState.COMPLETED, 200)
     assert [event.kind for event in site.store.recent_events(1000, uid)].count("recovered_run") == 1
+
+
+@pytest.mark.parametrize(("age", "runs_on"), [(1, True), (90, False)])
+def test_a_job_that_fails_at_once_in_a_start_that_slurm_repeated_is_put_back(site, age, runs_on):
+    """The controller has forgotten the job's start, and the node ends what it takes for the first one."""
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(3)
+    for node in site.slurm.nodes():
+        site.slurm.node_drain(node.name)
+    site.slurm.requeue_hold(job)
+    site.run_until(lambda: site.record(job).current is None)
+    now = site.slurm.now
+    failed = {"state": JobState.FAILED, "slurm_state": "FAILED", "exit_code": 1, "started": now - age, "ended": now}
+    site.slurm._show(site.slurm._jobs[job], **failed, hold=Hold.NONE)
+    site.slurm._nodes.drained.clear()
+    site.run(30)
+    assert site.state(job) is (JobState.RUNNING if runs_on else JobState.FAILED)
 
 
 def test_the_status_names_nodes_that_were_drained_for_a_reused_id(site):
