@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -472,6 +473,19 @@ def test_killed_srun(slurm):
     """A srun that dies of a signal gives the exit code that a shell would."""
     code, _ = slurm.run("python", FAKE_SRUN="os.kill(os.getpid(), signal.SIGKILL)")
     assert code == 128 + signal.SIGKILL
+
+
+def test_a_start_imports_little(slurm):
+    """Training waits for the imports of a start; a run that finds no srun makes no others."""
+    slurm.write_lease()
+    (slurm.directory / "bin" / "srun").unlink()
+    argv = [sys.executable, "-IS", "-X", "importtime", str(WRAPPER), "train"]
+    done = subprocess.run(argv, env=slurm.environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 127
+    assert "metasched-run: srun: No such file" in done.stderr
+    imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
+    assert "json" in imported
+    assert not {"pathlib", "subprocess", "tempfile", "threading", "typing"} & imported
 
 
 def test_needs_only_the_standard_library():
