@@ -13,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -102,18 +103,24 @@ class Stopwatch:
     Attributes:
         seconds: by stage.
         calls: by stage.
+        slurm_seconds: the seconds in which at least one of Slurm's commands ran; some run at the same time.
         last: the arguments of the latest call, by stage.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
+        self.slurm_seconds = 0.0
+        self._commands_running = 0
+        self._commands_since = 0.0
+        self._lock = threading.Lock()
         self.last: dict[str, tuple[Any, ...]] = {}
 
     def reset(self) -> None:
         """Set all seconds and calls to 0, and forget the arguments, which may be large."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.calls = dict.fromkeys(STAGES, 0)
+        self.slurm_seconds = 0.0
         self.last = {}
 
     @contextmanager
@@ -134,13 +141,26 @@ class Stopwatch:
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.last[stage] = args
             begun = time.perf_counter()
+            if stage in SLURM:
+                self._note_commands(1)
             try:
                 return function(*args, **kwargs)
             finally:
+                if stage in SLURM:
+                    self._note_commands(-1)
                 self.seconds[stage] += time.perf_counter() - begun
                 self.calls[stage] += 1
 
         return timed
+
+    def _note_commands(self, more: int) -> None:
+        """Note that one more of Slurm's commands runs, or one less (-1)."""
+        with self._lock:
+            now = time.perf_counter()
+            if self._commands_running:
+                self.slurm_seconds += now - self._commands_since
+            self._commands_running += more
+            self._commands_since = now
 
 
 def submit(cluster: DevCluster, shared: Path, script: Path, *options: str) -> str:
@@ -173,7 +193,7 @@ def milliseconds(watch: Stopwatch, total: float, cpu: float) -> dict[str, float]
     "ours" is the time without these commands, "cpu" the processor time of this process, which other load on the machine
     changes little.
     """
-    slurm = sum(watch.seconds[stage] for stage in SLURM)
+    slurm = watch.slurm_seconds
     found = {stage: watch.seconds[stage] for stage in STAGES if stage not in SLURM}
     found |= {"total": total, "slurm": slurm, "ours": total - slurm, "cpu": cpu}
     return {name: round(1000 * value, 1) for name, value in found.items()} | {

@@ -120,7 +120,8 @@ class Observer:
         Raises:
             SlurmError: Slurm does not answer, or its answer cannot be read.
         """
-        listed, nodes = self._listed.of(self._client.jobs()), self._nodes.of(self._client.nodes())
+        jobs, nodes = self._client.jobs_and_nodes()
+        listed, nodes = self._listed.of(jobs), self._nodes.of(nodes)
         reservations = self._reservations(self._client.reservations(), now)
         inventory = self._inventory.of(lambda: NodeInventory.of(nodes, reservations), nodes, reservations)
         records = self._records()

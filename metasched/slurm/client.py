@@ -278,6 +278,9 @@ class SlurmClient(Protocol):
     def nodes(self) -> Sequence[SlurmNode]:
         """Read all nodes in one bulk read; a record that cannot be read is left out, and named in a warning."""
 
+    def jobs_and_nodes(self) -> tuple[Sequence[SlurmJob], Sequence[SlurmNode]]:
+        """Read what ``jobs`` and ``nodes`` read, at the same time where that is possible: a poll waits for both."""
+
     def reservations(self) -> Sequence[Reservation]:
         """Read all reservations, future ones included; up to a minute old while the same nodes are reserved."""
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
@@ -215,6 +216,13 @@ class CommandLineClient:
         self._warn(parsed.errors)
         self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
         return parsed.records
+
+    def jobs_and_nodes(self) -> tuple[Sequence[SlurmJob], Sequence[SlurmNode]]:
+        """Read the nodes in a thread while the jobs are read; an error is raised once both reads have ended."""
+        with ThreadPoolExecutor(1) as thread:
+            nodes = thread.submit(self.nodes)
+            jobs = self.jobs()
+        return jobs, nodes.result()
 
     def reservations(self) -> Sequence[Reservation]:
         """See SlurmClient; read again when other nodes are reserved than at the last read, and once a minute."""

@@ -174,6 +174,10 @@ class FakeSlurm:
         self._call("nodes")
         return self._nodes.shown(self.now)
 
+    def jobs_and_nodes(self) -> tuple[Sequence[SlurmJob], Sequence[SlurmNode]]:
+        """See SlurmClient; one after the other."""
+        return self.jobs(), self.nodes()
+
     def reservations(self) -> Sequence[Reservation]:
         """See SlurmClient."""
         self._call("reservations")

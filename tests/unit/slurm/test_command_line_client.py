@@ -242,6 +242,39 @@ def test_nodes_are_read(stand, client):
     assert stand.calls("sinfo") == ["--version", "--json -a", "--json -a"]
 
 
+MEET = """#!/bin/bash
+[[ "$*" == *--version* ]] && {{ echo slurm 22.05.8; exit 0; }}
+touch {base}/$(basename $0).met
+until [[ -f {base}/squeue.met && -f {base}/sinfo.met ]]; do sleep 0.01; done
+case "$(basename $0) $*" in squeue*--json*) cat {base}/squeue.json.out ;; sinfo*) cat {base}/sinfo.json.out ;; esac
+"""
+
+
+def test_jobs_and_nodes_are_read_at_the_same_time(stand):
+    """Each command ends only once the other one has begun."""
+    for name in ("squeue", "sinfo"):
+        (stand.base / "bin" / name).write_text(MEET.format(base=stand.base))
+    stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
+    jobs, nodes = CommandLineClient(stand.env, timeout=30).jobs_and_nodes()
+    assert ([job.job_id for job in jobs], [node.name for node in nodes]) == ([22], ["n1"])
+
+
+@pytest.mark.parametrize(("name", "said"), [("squeue", "Socket timed out"), ("sinfo", "Permission denied")])
+def test_an_error_of_either_read_is_raised(stand, client, name, said):
+    """Whichever of jobs and nodes cannot be read, its typed error comes, and the next read is whole."""
+    (stand.base / "bin" / "sinfo").write_text(SAY.format(base=stand.base))
+    stand.says("sinfo", "slurm-wlm 22.05.8\n")
+    stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
+    client.nodes()
+    wrong = f"{name}.json" if name == "sinfo" else name
+    stand.complains(wrong, said)
+    with pytest.raises(SlurmUnavailableError if name == "squeue" else SlurmPermissionError, match=said):
+        client.jobs_and_nodes()
+    (stand.base / f"{wrong}.err").unlink()
+    jobs, nodes = client.jobs_and_nodes()
+    assert (len(jobs), len(nodes)) == (1, 1)
+
+
 def test_later_releases_list_nodes_by_another_command(stand, client):
     """Since 23.02 sinfo groups equal nodes, so scontrol lists them."""
     stand.says("sinfo", "slurm 23.02.0\n")
@@ -467,7 +500,8 @@ def test_only_a_command_that_is_not_found_asks_for_slurm_on_path():
             run_command(argv, timeout=2)
 
 
-READS = {"settings", "boot_time", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
+READS = {"settings", "boot_time", "jobs", "nodes", "jobs_and_nodes", "reservations", "racks", "associations"}
+READS |= {"batch_script", "close"}
 WRITES = {
     name: list(inspect.signature(method).parameters)[1:]
     for name, method in vars(SlurmClient).items()
