@@ -148,8 +148,9 @@ class Stopwatch:
             finally:
                 if stage in SLURM:
                     self._note_commands(-1)
-                self.seconds[stage] += time.perf_counter() - begun
-                self.calls[stage] += 1
+                with self._lock:  # two commands may end at the same time
+                    self.seconds[stage] += time.perf_counter() - begun
+                    self.calls[stage] += 1
 
         return timed
 

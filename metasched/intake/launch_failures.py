@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from metasched.slurm.backoff import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from metasched.slurm.client import JobState, SlurmJob
-from metasched.store import EndCause, RunRecord
+from metasched.store import EndCause, JobRecord, RunRecord
 
 LAUNCH_SECONDS = 60.0
 """A run that lasted longer counts as launched, whether a trainer has reported or not."""
@@ -51,6 +51,21 @@ def failed_to_launch(run: RunRecord, slurm: SlurmJob) -> bool:
     if slurm.state is not JobState.FAILED or slurm.reason != "JobLaunchFailure" or run.generation is not None:
         return False
     return slurm.started is None or slurm.ended is None or slurm.ended - slurm.started < LAUNCH_SECONDS
+
+
+def failed_unplanned(record: JobRecord, slurm: SlurmJob) -> bool:
+    """Whether a job has failed soon in a run that Slurm began by itself, after a run that a plan had asked for.
+
+    A slurmctld that was killed after a start may have forgotten it. It then starts the job once more, while the node
+    still ends what it takes for that job.
+    """
+    unplanned = record.current is None and record.run > 0 and slurm.slurm_state == "FAILED"
+    return unplanned and lasted_less_than(slurm, LAUNCH_SECONDS)
+
+
+def lasted_less_than(slurm: SlurmJob, seconds: float) -> bool:
+    """Whether the run with which a job has ended is known to have been shorter."""
+    return slurm.started is not None and slurm.ended is not None and slurm.ended - slurm.started < seconds
 
 
 def began_unseen(run: RunRecord, slurm: SlurmJob, restarts: int | None) -> bool:

@@ -7,9 +7,6 @@ good is finished in the store once its last reports are read.
 
 from __future__ import annotations
 
-import itertools
-import signal
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +16,19 @@ from metasched.core.model import Placement, Status
 from metasched.core.reasons import Code, Reason, to_text
 from metasched.core.reuse import Latest, differing, in_order_of, patched, reuses_results
 from metasched.intake.job_intake import RecordedJob
+from metasched.intake.late_kills import (
+    KILLED_BY_OLD_RUN,
+    KILLED_BY_PREVIOUS_RUN,
+    killed_by_old_run,
+    killed_by_previous_run,
+    may_be_killed,
+)
 from metasched.intake.launch_failures import (
-    LAUNCH_SECONDS,
     began_unseen,
     failed_launch,
     failed_launches,
     failed_to_launch,
+    failed_unplanned,
     seconds_to_next_launch,
 )
 from metasched.intake.report_reading import ReportReader
@@ -52,18 +56,6 @@ LAUNCH_FAILED = "launch_failed"
 TRAINED = "; its trainer had saved the final checkpoint, so it counts as completed"
 FIRST_OF_SIGNALS = 128
 """Exit codes from here on tell that a signal ended the job's script."""
-YOUNG_SECONDS = 30.0
-"""Age up to which Slurm's late SIGTERM for an old run meets the present one."""
-KILLED_BY_OLD_RUN = "killed_by_old_run"
-"""Kind of the event of a run that the srun of an earlier run, lost with its host, has killed."""
-KILLED_BY_PREVIOUS_RUN = "killed_by_previous_run"
-"""Kind of the event of a run that the srun of the run before has killed."""
-OLD_SRUN_SECONDS = 60.0
-"""Time for which the srun of a run may outlive it: Slurm's KillWait (30 s by default), and some more."""
-KILLS_IN_A_ROW = 2
-"""Runs in a row that an srun may have killed; one more is killed by the job itself."""
-_KILLED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGKILL})
-"""Exit codes of a batch script whose step Slurm or an srun has ended."""
 
 log = structlog.get_logger()
 
@@ -298,9 +290,9 @@ class RunTracking:
     def _why_put_back(self, record: JobRecord, slurm: SlurmJob, retries: Retries, now: float) -> tuple[str, str] | None:
         """Why a job that failed is requeued: the kind of the event, and words; None where it is not."""
         stopped = record.current is not None and record.current.stop_requested is not None
-        # A leftover's kill counts also where the training was done: the next run only finds that, and completes the
-        # job for Slurm, too.
-        if not stopped and (killed := self._killed_by_leftover(record, slurm)) is not None:
+        # A late kill counts also where the training was done: the next run only finds that, and then the job has
+        # completed for Slurm, too.
+        if not stopped and (killed := self._late_kill(record, slurm)) is not None:
             return killed
         if self._had_finished(record, slurm):
             return None
@@ -308,11 +300,14 @@ class RunTracking:
             return "rescued", "when asked to stop"  # a stop must not make the job fail
         return self._why_run_again(record, slurm, retries, now)
 
-    def _killed_by_leftover(self, record: JobRecord, slurm: SlurmJob) -> tuple[str, str] | None:
-        """Which earlier run's srun has killed the job's run, as ``_why_put_back`` tells it."""
-        if self._may_be_killed_by_previous_run(record, slurm):
+    def _late_kill(self, record: JobRecord, slurm: SlurmJob) -> tuple[str, str] | None:
+        """Which earlier run's srun may have killed the job's run, as ``_why_put_back`` tells it."""
+        if not may_be_killed(slurm):
+            return None
+        runs, events = self._store.runs(record.uid), self._store.recent_events(10_000, record.uid)
+        if killed_by_previous_run(runs, events, record.current, slurm):
             return KILLED_BY_PREVIOUS_RUN, "soon after the run before, whose srun may have killed it"
-        if self._may_be_killed_by_old_run(record, slurm):
+        if killed_by_old_run(runs, events, slurm):
             return KILLED_BY_OLD_RUN, "when a host that was lost came back"
         return None
 
@@ -324,7 +319,7 @@ class RunTracking:
             return LAUNCH_FAILED, "before its batch script had started"
         if self._size_failures.has_failed(record, slurm, now):
             return "rescued", "on a number of GPUs that was new to it"
-        if _failed_unasked(record, slurm):
+        if failed_unplanned(record, slurm):
             return "rescued", "in a run that no plan had asked for"
         return None
 
@@ -478,42 +473,6 @@ class RunTracking:
         self._store.update_job(uid, not_before=now + seconds_to_next_launch(failures, tries))
         self._store.event(NOT_STARTED, to_text(Reason.of(Code.NOT_LAUNCHED, runs=failures)), uid=uid, at=now)
 
-    def _may_be_killed_by_old_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
-        """Whether the srun of an earlier run, lost with its host, may have killed the present run.
-
-        When such a host comes back, its srun ends its step by a number that the present run's step has as well, and
-        Slurm ends what it takes for the old run by the job's id (SIGTERM) when a run is seconds old. Each lost run
-        explains one kill; a run that was lost to such a kill explains none.
-        """
-        by_old_run = slurm.exit_code == 128 + signal.SIGKILL or (
-            slurm.exit_code == 128 + signal.SIGTERM and _is_young(slurm)
-        )
-        if not by_old_run:
-            return False
-        lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
-        events = Counter(event.kind for event in self._store.recent_events(10_000, record.uid))
-        return 2 * events[KILLED_BY_OLD_RUN] < lost - events[KILLED_BY_PREVIOUS_RUN]
-
-    def _may_be_killed_by_previous_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
-        """Whether the srun of the run before may have killed the present run.
-
-        Where nobody told that srun of its step's end (slurmctld had been restarted, a slurmstepd or the wrapper had
-        been killed), it waits in vain, and then ends a step by a number that the present run's step has as well. Where
-        a node was down for a moment, slurmctld ends what it takes for the run before by the job's id. A run that was
-        killed so may leave an srun that kills the next one.
-        """
-        if slurm.exit_code not in _KILLED or (record.current is not None and failed_to_launch(record.current, slurm)):
-            return False
-        runs = [run for run in self._store.runs(record.uid) if run.started is not None and run.ended is not None]
-        if not runs:
-            return False
-        if slurm.ended is not None and slurm.ended - (runs[-1].ended or 0.0) >= OLD_SRUN_SECONDS:
-            return False
-        events = self._store.recent_events(10_000, record.uid)
-        kills = [event.at for event in events if event.kind in (KILLED_BY_PREVIOUS_RUN, KILLED_BY_OLD_RUN)]
-        in_a_row = itertools.takewhile(lambda run: _any_within(kills, run), reversed(runs))
-        return sum(1 for _ in in_a_row) < KILLS_IN_A_ROW
-
     def _clear_mailbox(self, record: JobRecord) -> None:
         """Remove the mailbox files of a job that has ended, before the store has it as ended.
 
@@ -534,28 +493,6 @@ def _only_waits(job: TrackedJob) -> bool:
 
 def _is_same(job: TrackedJob, before: TrackedJob | None) -> bool:
     return before is not None and job.is_same(before)
-
-
-def _any_within(instants: Sequence[float], run: RunRecord) -> bool:
-    """Whether any instant, unix seconds, is within an ended run."""
-    began, ended = run.started, run.ended
-    return began is not None and ended is not None and any(began <= at <= ended for at in instants)
-
-
-def _failed_unasked(record: JobRecord, slurm: SlurmJob) -> bool:
-    """Whether a job has failed soon in a run that Slurm began by itself, after a run that was asked for.
-
-    A slurmctld that was killed after a start may have forgotten it. It then starts the job once more, while the node
-    still ends what it takes for that job.
-    """
-    if record.current is not None or record.run == 0 or slurm.slurm_state != "FAILED":
-        return False
-    return slurm.started is not None and slurm.ended is not None and slurm.ended - slurm.started < LAUNCH_SECONDS
-
-
-def _is_young(slurm: SlurmJob) -> bool:
-    """Whether the run with which a job has ended was seconds old."""
-    return slurm.started is not None and slurm.ended is not None and slurm.ended - slurm.started < YOUNG_SECONDS
 
 
 def _has_run(slurm: SlurmJob, ended: float) -> bool:

@@ -73,6 +73,14 @@ class ClientContract:
         assert not job.exclusive
         assert not job.het
 
+    def test_jobs_and_nodes_are_those_of_the_single_reads(self, world):
+        """Whether both are read at the same time or one after the other."""
+        slurm_job_id = world.submit("--hold", "--gres=gpu:2")
+        jobs, nodes = world.client.jobs_and_nodes()
+        assert jobs == world.client.jobs()
+        assert slurm_job_id in {job.slurm_job_id for job in jobs}
+        assert [node.name for node in nodes] == [node.name for node in world.client.nodes()]
+
     def test_without_accounting_there_are_no_associations(self, world):
         """The client returns None, without an error."""
         assert world.client.associations() is None
