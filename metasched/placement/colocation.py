@@ -51,16 +51,17 @@ def joint_request(host: Job, guest: Job, host_grant: Grant, guest_grant: Grant, 
         nodes=guest.nodes if host.nodes is None else host.nodes,
         max_nodes=min((most for most in (host.max_nodes, guest.max_nodes) if most is not None), default=None),
     )
-    running = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
-    if running is not None and not are_colocated(host, guest):
-        # The nodes of the running job are preferred for the pair, as those of its release are for a queued job.
-        job = job.evolve(status=Status.QUEUED, placement=None, released=running.placement)
-    joint_grant = replace(
-        host_grant,
-        at_least=max(least_gpus(host_grant), least_gpus(guest_grant)),
-        gpu_type=guest_grant.gpu_type if host_grant.gpu_type is None else host_grant.gpu_type,
-        exact=guest_grant.exact if host_grant.exact is None else host_grant.exact,
-    )
+    if not are_colocated(host, guest):
+        running = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
+        if running is not None:
+            # The nodes of the running job are preferred for the pair, as those of its release are for a queued job.
+            job = job.evolve(status=Status.QUEUED, placement=None, released=running.placement)
+    least = max(least_gpus(host_grant), least_gpus(guest_grant))
+    gpu_type = guest_grant.gpu_type if host_grant.gpu_type is None else host_grant.gpu_type
+    exact = guest_grant.exact if host_grant.exact is None else host_grant.exact
+    joint_grant = host_grant
+    if (least, gpu_type, exact) != (least_gpus(host_grant), host_grant.gpu_type, host_grant.exact):
+        joint_grant = replace(host_grant, at_least=least, gpu_type=gpu_type, exact=exact)
     return Pair(host, guest, host_grant, job, joint_grant)
 
 

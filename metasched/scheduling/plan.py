@@ -110,20 +110,26 @@ class _Planner:
         self.rank = {uid: place for place, uid in enumerate(targets)}
         self.cpus = {node.name: node.cpus for node in snapshot.nodes}
         for job in snapshot.jobs:
-            target = targets.get(job.uid)
-            if job.placement is not None and job.status in (Status.RUNNING, Status.STOPPING):
-                self._occupy(job, job.placement)
-                if job.status is Status.STOPPING or job.placement != target:
-                    self.vacating.update(job.placement.nodes)
-            if target is not None and target != job.placement:
-                for node in target.nodes:
-                    self.successors.setdefault(node, []).append(job)
-            for name, gpus in () if job.placement is None else job.placement.node_gpus:
-                self.free_gpus[name] = self.free_gpus.get(name, 0) - gpus
-            if target is not None and target != job.placement:
-                held = {} if job.placement is None else dict(job.placement.node_gpus)
-                for name, gpus in target.node_gpus:
-                    self.free_gpus[name] = self.free_gpus.get(name, 0) - max(0, gpus - held.get(name, 0))
+            place, target = job.placement, targets.get(job.uid)
+            if place is not None or target is not None:
+                self._count(job, place, target)
+
+    def _count(self, job: Job, place: Placement | None, target: Placement | None) -> None:
+        """Count what a job holds, and what it is to get."""
+        stays = target is place or target == place
+        held = () if place is None else place.node_gpus
+        if place is not None and job.status in (Status.RUNNING, Status.STOPPING):
+            self._occupy(job, place)
+            if job.status is Status.STOPPING or not stays:
+                self.vacating.update(place.nodes)
+        for name, gpus in held:
+            self.free_gpus[name] = self.free_gpus.get(name, 0) - gpus
+        if target is not None and not stays:
+            before = dict(held)
+            for node in target.nodes:
+                self.successors.setdefault(node, []).append(job)
+            for name, gpus in target.node_gpus:
+                self.free_gpus[name] = self.free_gpus.get(name, 0) - max(0, gpus - before.get(name, 0))
 
     def missing_action(self, job: Job) -> Action | None:
         """The action that is missing for one job now; None for none."""
@@ -179,7 +185,8 @@ class _Planner:
             return Suspend(job.uid, self._why_stopped(job, target)) if target is None else None
         if job.preempt is not Preempt.CHECKPOINT:
             return None  # it runs to its end (preempt=no), or suspension would free no GPUs
-        stop_reason = self._why_stopped(job, target) if job.placement != target else self.sharing.restarts.get(job.uid)
+        stays = job.placement is target or job.placement == target
+        stop_reason = self.sharing.restarts.get(job.uid) if stays else self._why_stopped(job, target)
         if job.stop_requested is not None:
             # A request to stop cannot be withdrawn: the trainer may be exiting already. The job starts anew afterwards.
             deadline = job.stop_requested + self.timeouts.grace_seconds
