@@ -44,7 +44,7 @@ class _Described:
         runs: whether a run of the job goes on, so that its service grows.
         early: whether the job must not start before an instant that was still to come.
         deferred: whether Slurm did not start the job; why is read again at each poll.
-        depends_on_time: whether the time alone may change the description, reservations apart.
+        depends_on_time: whether each instant may change the description, reservations apart.
     """
 
     tracked: TrackedJob
@@ -108,6 +108,8 @@ class DescribedJobs:
         self._live: Mapping[str, TrackedJob] = {}  # the jobs of the last poll
         self._taken: set[str] = set()  # uids that were described since the last take_described
         self._timed: frozenset[str] = frozenset()  # uids of the jobs whose descriptions depend on the time
+        self._not_before: Mapping[str, float] = {}  # by uid, the earliest starts of jobs that have one, unix seconds
+        self._now = 0.0  # of the last poll
 
     def of(self, live: Mapping[str, TrackedJob], observation: Observation, limits: Intake) -> Mapping[str, ObservedJob]:
         """Return the descriptions of the live jobs, by uid, in the order given.
@@ -123,7 +125,7 @@ class DescribedJobs:
         )
         known = self._known if changes is not None and self._may_reuse(dependencies) else {}
         changes = changes or ()
-        reported, timed = self._reports.reported, self._timed
+        reported, timed = self._reports.reported, self._timed.union(self._earliest_starts_passed(observation.now))
         closes_nodes = observation.inventory.reservations.closes_nodes
         found: dict[str, _Described] = {}
         new: list[str] = []
@@ -158,8 +160,13 @@ class DescribedJobs:
         self.aged = () if self.changed else aged
         if self.changed or aged:
             self._remember(in_order_of(live, found), new, aged, gone)
-        self._live, self._dependencies = live, dependencies
+        self._live, self._dependencies, self._now = live, dependencies, observation.now
         return self._observed
+
+    def _earliest_starts_passed(self, now: float) -> list[str]:
+        """The uids of the jobs whose earliest start is between the last poll and this one; clocks may go back, too."""
+        first, last = sorted((self._now, now))
+        return [uid for uid, earliest in self._not_before.items() if first < earliest <= last]
 
     def _remember(self, found: dict[str, _Described], new: list[str], aged: list[str], gone: Collection[str]) -> None:
         """Make these the descriptions of the latest poll; those of the new uids get their losses."""
@@ -181,6 +188,8 @@ class DescribedJobs:
             self.ends = patched(self.ends, again, ends)
             self.subjects = patched(self.subjects, again, {uid: one.subject for uid, one in described.items()})
             self._timed = (self._timed - again).union(uid for uid, one in described.items() if one.depends_on_time)
+            earliest = {record.uid: record.not_before for record in records if record.not_before is not None}
+            self._not_before = patched(self._not_before, again, earliest)
 
     def take_described(self) -> Collection[str]:
         """Return the uids of the jobs that were described anew since the last call."""
@@ -223,16 +232,15 @@ class DescribedJobs:
             job = job.evolve(blocked=why if why.code == Code.NOT_LAUNCHED else deferral.and_also(why))
         job = within_limit(observation.quotas.apply(job, slurm), slurm, limits)
         runs = record.current is not None and record.current.started is not None
-        early = _is_early(record, now)
         return _Described(
             tracked,
             ObservedJob(job, slurm, record, needed),
             speed_subject(job.uid, job.user, needed.model),
             contradicted,
             runs,
-            early=early,
+            early=_is_early(record, now),
             deferred=deferral is not None,
-            depends_on_time=runs or early or deferral is not None or record.not_before is not None,
+            depends_on_time=runs or deferral is not None,
         )
 
     def _with_losses(self, described: dict[str, ObservedJob], new: list[str]) -> dict[str, ObservedJob]:
