@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -313,14 +314,17 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
         say(f"{held} jobs: polling")
-        polls["first (intake)"] = polled(controller, watch)
+        polls["first (intake)"] = slowest = polled(controller, watch)
         if bulk_hold:
             hold_all(cluster, ids)
         for _ in range(MOST_INTAKE_POLLS):
             polls["after our writes"] = polled(controller, watch)
+            slowest = max(slowest, polls["after our writes"], key=itemgetter("total"))
             # A commit that --against names may not defer new jobs yet.
-            if not getattr(controller, "deferred", ()) and not polls["after our writes"]["commands"]:
+            deferred = getattr(controller, "deferred", ()) or len(store.live_jobs()) <= held  # one job more: the filler
+            if not deferred and not polls["after our writes"]["commands"]:
                 break
+        polls["slowest of the intake"] = slowest
         controller.reconfigure(without_rounds, policy_named("fifo"))
         controller.poll()
         polls["steady"] = median([polled(controller, watch) for _ in range(STEADY_POLLS)])

@@ -269,7 +269,10 @@ class SlurmClient(Protocol):
         """
 
     def jobs(self) -> Sequence[SlurmJob]:
-        """Read all jobs that Slurm knows in one bulk read, finished ones of the last minutes (MinJobAge) included.
+        """Read the jobs that Slurm knows, finished ones of the last minutes (MinJobAge) included.
+
+        Every job is in it, except for pending ones of which thousands have come since the read before: some reads may
+        have the first of them only.
 
         Array tasks that are not split off yet are listed one by one. A record that cannot be read is left out, and
         named in a warning: one hostile job must not hide the others.

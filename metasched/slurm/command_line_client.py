@@ -8,10 +8,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import attrgetter
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
@@ -27,28 +25,20 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
+from metasched.slurm.job_list import JobList
 from metasched.slurm.pyslurm_pipe import PyslurmPipe
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
 from metasched.slurm.update_arguments import update_arguments
 
 _log = logging.getLogger(__name__)
 
-# Only fields that Slurm itself generates: a user's text could hold anything. Text that equals the previous poll's means
-# the same jobs: a requeue rewrites the submit time, a start and an end the state.
-_FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
-_SQUEUE = ("squeue", "-a", "-t", "all")
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _BOOT_TIME = re.compile(r"^BOOT_TIME\s*=\s*([0-9]+)\s*$", re.MULTILINE)
-_FULL_READ_SECONDS = 60.0
-_MOST_SINGLE_READS = 200
-"""Changed jobs up to which only these are read; the JSON of one job costs Slurm 0.1 ms, the command 15 ms. Where the
-JSON has all jobs, only these are parsed."""
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
 # The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
-_SLURM_JOB_ID = attrgetter("slurm_job_id")
 
 
 class CommandLineClient:
@@ -73,13 +63,8 @@ class CommandLineClient:
         self._before_write = before_write
         self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
         self._lock = threading.Lock()  # one command on the pipe at a time
-        self._jobs: tuple[SlurmJob, ...] = ()
-        self._jobs_parser = json_parser.JobsParser()
+        self._jobs = JobList(self._run, self._run_for_json, self._warn)
         self._nodes_parser = json_parser.NodesParser()
-        self._text: str | None = None  # the list of jobs in the poll that self._jobs is from; None: read all
-        self._written: set[str] = set()  # ids of the jobs that were written since
-        self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as its output has told
-        self._full_read = 0.0
         self._reservations: tuple[Reservation, ...] = ()
         self._reservations_read: tuple[frozenset[str], float] | None = None  # names of the nodes reserved then; when
         self._reserved: frozenset[str] = frozenset()  # names of the nodes reserved at the last read of nodes
@@ -134,81 +119,9 @@ class CommandLineClient:
         return None if found is None else float(found[1])
 
     def jobs(self) -> Sequence[SlurmJob]:
-        """See SlurmClient.
-
-        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s. So the JSON of those jobs is read whose
-        line differs from that of the poll before, or that this client has written since. Slurm 22.05 prints no JSON of
-        single jobs: theirs is found in that of all. All jobs are read where array tasks or many jobs have changed, and
-        once a minute for changes that the text does not show (an edited comment). An unchanged job is the same object
-        as before.
-        """
+        """See SlurmClient and ``JobList``; where thousands of jobs come at once, some polls list the first of them."""
         with self._lock:
-            # The text is read first: a change between the two reads shows at the next poll.
-            text = self._run([*_SQUEUE, "-h", "-o", _FINGERPRINT])
-            read_all = self._text is None or time.monotonic() - self._full_read >= _FULL_READ_SECONDS
-            if text == self._text and not self._written and not read_all:
-                return self._jobs
-            before, written, self._written = self._text, self._written, set()
-            self._text = None  # until the jobs are read: an error leaves what has changed unknown
-            if before is None or read_all:
-                self._read_all()
-            else:
-                changed, gone = _differences(before, text)
-                if changed or written or gone:
-                    self._read_changed(changed | written, gone=gone)
-            self._text = text
-            return self._jobs
-
-    def _read_all(self) -> None:
-        started, document = time.monotonic(), self._all_as_json()
-        self._parse_all(document, started)
-
-    def _all_as_json(self) -> Buffer:
-        return run_for_large_output([*_SQUEUE, "--json"], timeout=self._timeout, env=self._env)
-
-    def _parse_all(self, document: Buffer, started: float) -> None:
-        parsed = self._jobs_parser.parse(document)
-        self._jobs, self._full_read = parsed.records, started
-        self._warn(parsed.errors)
-
-    def _read_changed(self, changed: set[str], gone: AbstractSet[str]) -> None:
-        """Read the jobs of the ids again, and drop those that are gone; read all where array tasks are among them."""
-        simple = all(job_id.isdecimal() for job_id in changed | gone)
-        if not simple or len(changed) > _MOST_SINGLE_READS:
-            self._read_all()
-            return
-        started = time.monotonic()
-        jobs = dict(zip(map(_SLURM_JOB_ID, self._jobs), self._jobs, strict=True))
-        found: dict[str, SlurmJob] = {}
-        if changed and not self._reads_single:
-            document = self._all_as_json()
-            picked = self._jobs_parser.pick(document, changed)
-            if picked is None:
-                self._parse_all(document, started)
-                return
-            found = {job.slurm_job_id: job for job in picked}
-        elif changed:
-            try:
-                argv = [*_SQUEUE, "--json", "-j", ",".join(sorted(changed))]
-                document = run_for_large_output(argv, timeout=self._timeout, env=self._env)
-            except SlurmUnavailableError:
-                raise
-            except SlurmError:  # one of the jobs has gone meanwhile
-                self._read_all()
-                return
-            parsed = self._jobs_parser.parse(document, whole=False)
-            found = {job.slurm_job_id: job for job in parsed.records}
-            self._warn(parsed.errors)
-            if not found.keys() <= changed:  # 22.05 prints all jobs; others print all tasks of an array
-                if jobs.keys() <= found.keys() | gone | changed:
-                    self._reads_single, self._jobs, self._full_read = False, parsed.records, started
-                else:
-                    self._read_all()
-                return
-        for slurm_job_id in (changed - found.keys()) | gone:
-            jobs.pop(slurm_job_id, None)
-        jobs.update(found)  # a known job keeps its place
-        self._jobs = tuple(jobs.values())
+            return self._jobs.read()
 
     def nodes(self) -> Sequence[SlurmNode]:
         """Read all nodes as JSON, by the command of this host's Slurm release."""
@@ -383,12 +296,12 @@ class CommandLineClient:
         try:
             self._run(argv)
         finally:
-            self._written.add(slurm_job_id)  # what was read before the write is out of date
+            self._jobs.note_write(slurm_job_id)
 
     def _control(self, *words: str) -> None:
         with self._lock:
             self._before_write()
-            self._written.add(words[1].removeprefix("JobId="))
+            self._jobs.note_write(words[1].removeprefix("JobId="))
             complaint = self._scontrol.command(words, self._timeout)
         if complaint:
             raise error_of(" ".join(["scontrol", *words]), complaint)
@@ -396,6 +309,10 @@ class CommandLineClient:
     def _run(self, argv: Sequence[str]) -> str:
         """Run a command, and return its standard output."""
         return run_command(argv, timeout=self._timeout, env=self._env)[0]
+
+    def _run_for_json(self, argv: Sequence[str]) -> Buffer:
+        """Run a command with a large output."""
+        return run_for_large_output(argv, timeout=self._timeout, env=self._env)
 
     def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
         for error in errors:
@@ -406,24 +323,6 @@ class CommandLineClient:
         if subject not in self._logged:
             self._logged.add(subject)
             _log.log(level, "%s", message)
-
-
-def _differences(before: str, after: str) -> tuple[set[str], set[str]]:
-    """Return the ids of the jobs whose lines differ between two lists of jobs or are new, and of those that are gone.
-
-    Slurm's start forecasts of waiting jobs are left out: they change all the time.
-    """
-    earlier, later = set(before.splitlines()), set(after.splitlines())
-    old, new = _lines(earlier - later), _lines(later - earlier)
-    return {job_id for job_id, line in new.items() if old.get(job_id) != line}, old.keys() - new.keys()
-
-
-def _lines(lines: Iterable[str]) -> dict[str, str]:
-    """Return lines of a list of jobs without forecasts, by job id."""
-    return {
-        line.partition("|")[0]: line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
-        for line in lines
-    }
 
 
 def _checked(slurm_job_id: str) -> str:

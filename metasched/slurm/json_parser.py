@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Generic, TypeVar
@@ -113,6 +113,11 @@ class JobsParser:
         if found is not None:
             return Parsed(found, ())
         return parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
+
+    def forget_others(self, jobs: Iterable[SlurmJob]) -> None:
+        """Forget the records of all jobs but these, where single ones were parsed since all were."""
+        present = set(map(id, jobs))
+        self._known = {digest: found for digest, found in self._known.items() if id(found[0]) in present}
 
     def pick(self, document: Buffer, job_ids: Collection[str]) -> tuple[SlurmJob, ...] | None:
         """Parse the records of a few jobs in an output about all jobs, without reading the others.

@@ -442,7 +442,7 @@ class ClientContract:
 
     def test_a_request_for_gpus_cannot_become_one_for_shards(self, world):
         """The submitted request decides; Slurm refuses most such updates."""
-        if world.client.settings().version >= (25, 11):
+        if world.client.settings().version >= (24, 11):
             pytest.skip("this Slurm lets them")
         gpu, shard = world.submit("--hold", "--gres=gpu:1"), world.submit("--hold", "--gres=shard:2")
         with pytest.raises(SlurmCommandError, match="gres"):

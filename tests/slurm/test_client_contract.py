@@ -12,6 +12,7 @@ import pytest
 
 from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup, Settings
+from metasched.slurm import command_line_client
 from metasched.slurm.client import JobState
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
@@ -175,8 +176,11 @@ class TestRealSlurmOnly:
         slurm_job_id = world.submit("--hold")
         world.client.jobs()
         commands = []
-        run = world.client._run
-        monkeypatch.setattr(world.client, "_run", lambda argv, *rest: (commands.append(argv), run(argv, *rest))[1])
+        for name in ("run_command", "run_for_large_output"):
+            run = getattr(command_line_client, name)
+            monkeypatch.setattr(
+                command_line_client, name, lambda argv, run=run, **more: (commands.append(argv), run(argv, **more))[1]
+            )
         world.client.jobs()
         assert [argv[0] for argv in commands] == ["squeue"]
         assert "--json" not in commands[0]

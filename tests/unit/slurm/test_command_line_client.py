@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from metasched.slurm import command_line_client
+from metasched.slurm import job_list
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.command_runner import run_command
@@ -53,7 +53,7 @@ done
 """
 
 
-QUEUE = "1|PENDING|JobHeldUser|1|0||1|1|0|1|main|N/A\n"
+QUEUE = "1|1|PENDING|JobHeldUser|1|0||1|1|0|1|main|N/A\n"
 
 
 class Stand:
@@ -69,7 +69,7 @@ class Stand:
             path.chmod(0o755)
         self.env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "SQUEUE_FORMAT": "%all", "SLURM_TIME_FORMAT": "relative"}
         self.says("squeue", QUEUE)
-        self.says("squeue.json", json.dumps({"jobs": [PENDING_22]}))
+        self.says("squeue.json", json.dumps({"jobs": [PENDING_22 | {"job_id": 1}]}))
 
     def says(self, name, text):
         (self.base / f"{name}.out").write_text(text)
@@ -106,7 +106,7 @@ def test_an_unchanged_queue_is_not_read_twice(stand, client):
 
 def listed(*jobs):
     """The stand-in's queue: text lines and JSON records of jobs with these ids and states."""
-    lines = "".join(f"{number}|{state}|None|1|0||1|1|0|1|main|7\n" for number, state in jobs)
+    lines = "".join(f"{number}|{number}|{state}|None|1|0||1|1|0|1|main|7\n" for number, state in jobs)
     records = [dict(PENDING_22, job_id=number, name=state) for number, state in jobs]
     return lines, json.dumps({"jobs": records})
 
@@ -122,7 +122,7 @@ def test_only_changed_jobs_are_read_where_squeue_can(stand, client):
     stand.says("squeue.json", listed((2, "B"), (3, "A"), (5, "A"))[1])
     after = {job.slurm_job_id: job for job in client.jobs()}
     assert [(job_id, job.name) for job_id, job in after.items()] == [("1", "A"), ("2", "B"), ("3", "A"), ("5", "A")]
-    assert stand.calls("squeue")[-1].endswith("--json -j 2,3,5")
+    assert stand.calls("squeue")[-1].endswith("--json -j 2,5,3")
     assert after["1"] is before["1"]
     stand.says("squeue", listed((1, "A"), (2, "B"), (3, "A"))[0])
     assert [job.slurm_job_id for job in client.jobs()] == ["1", "2", "3"]
@@ -158,7 +158,7 @@ def test_only_changed_jobs_are_parsed_in_the_json_of_all(stand, client, monkeypa
     assert [(job.slurm_job_id, job.name) for job in after] == [("1", "A"), ("2", "B"), ("4", "A")]
     assert after[0] is before[0]
     says((1, "A"), (2, "B"), (4, "A"))
-    monkeypatch.setattr(command_line_client, "_FULL_READ_SECONDS", 0.0)
+    monkeypatch.setattr(job_list, "REFRESH_SECONDS", 0.0)
     assert all(map(operator.is_, client.jobs(), after))
     assert len([call for call in stand.calls("squeue") if " -j " in call]) == 1
     assert stand.json_reads() == 4
@@ -167,7 +167,7 @@ def test_only_changed_jobs_are_parsed_in_the_json_of_all(stand, client, monkeypa
 def test_a_changed_queue_is_read_again(stand, client):
     """Any difference in squeue's text output makes the client read the JSON."""
     client.jobs()
-    stand.says("squeue", "1|RUNNING|None|1|5|n1|1|1|0|1|main|7\n")
+    stand.says("squeue", "1|1|RUNNING|None|1|5|n1|1|1|0|1|main|7\n")
     client.jobs()
     assert stand.json_reads() == 2
 
@@ -175,11 +175,11 @@ def test_a_changed_queue_is_read_again(stand, client):
 def test_slurms_forecast_of_a_start_is_no_change(stand, client):
     """Slurm's start forecast changes all the time; the begin time of a job that waits for one does count."""
     for forecast in ("100", "200"):
-        stand.says("squeue", f"1|PENDING|Resources|1|5||1|1|0|1|main|{forecast}\n")
+        stand.says("squeue", f"1|1|PENDING|Resources|1|5||1|1|0|1|main|{forecast}\n")
         client.jobs()
     assert stand.json_reads() == 1
     for begin in ("100", "200"):
-        stand.says("squeue", f"1|PENDING|BeginTime|1|5||1|1|0|1|main|{begin}\n")
+        stand.says("squeue", f"1|1|PENDING|BeginTime|1|5||1|1|0|1|main|{begin}\n")
         client.jobs()
     assert stand.json_reads() == 3
 
@@ -194,7 +194,7 @@ def test_slurms_forecast_of_a_start_is_no_change(stand, client):
         lambda client: client.set_requeue("1"),
     ],
 )
-def test_a_write_makes_the_next_read_a_full_read(stand, client, write):
+def test_a_written_job_is_read_again(stand, client, write):
     """The effect of a write may not show in squeue's text output."""
     stand.says("scancel", "")
     client.jobs()
@@ -225,9 +225,9 @@ def test_a_failed_read_is_repeated(stand, client):
 def test_an_unreadable_record_is_left_out_and_logged_once(stand, client, caplog):
     """A message at every poll would fill the log."""
     stand.says("scancel", "")
-    stand.says("squeue.json", json.dumps({"jobs": [RUNNING_22 | {"job_state": "DANCING"}, PENDING_22]}))
+    stand.says("squeue.json", json.dumps({"jobs": [RUNNING_22 | {"job_state": "DANCING"}, PENDING_22 | {"job_id": 1}]}))
     with caplog.at_level(logging.WARNING):
-        assert [job.job_id for job in client.jobs()] == [22]
+        assert [job.job_id for job in client.jobs()] == [1]
         client.hold("1")
         client.jobs()
     assert caplog.text.count("job 21") == 1
@@ -256,7 +256,7 @@ def test_jobs_and_nodes_are_read_at_the_same_time(stand):
         (stand.base / "bin" / name).write_text(MEET.format(base=stand.base))
     stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
     jobs, nodes = CommandLineClient(stand.env, timeout=30).jobs_and_nodes()
-    assert ([job.job_id for job in jobs], [node.name for node in nodes]) == ([22], ["n1"])
+    assert ([job.job_id for job in jobs], [node.name for node in nodes]) == ([1], ["n1"])
 
 
 @pytest.mark.parametrize(("name", "said"), [("squeue", "Socket timed out"), ("sinfo", "Permission denied")])
