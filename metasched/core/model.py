@@ -499,6 +499,8 @@ class Grant:
         consolidate: whether the job, where it runs on more nodes than it needs, is moved to free GPUs on fewer, if that
             gains clearly more time than its restart costs.
         sizes: the only numbers of GPUs that placement may give, which the engine takes from the job; empty for all.
+        other_types: GPU types, best first, that the job gets GPUs of where no placement of ``gpu_type`` is found and
+            some would be idle otherwise; for a grant of neither a prescribed placement nor another job's GPUs.
     """
 
     uid: str
@@ -513,6 +515,7 @@ class Grant:
     batch: BatchPlan | None = None
     consolidate: bool = False
     sizes: tuple[int, ...] = ()
+    other_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

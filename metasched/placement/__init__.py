@@ -7,7 +7,8 @@
             then node name; for the full amount first, then for fewer GPUs down to ``at_least``
         where no nodes are found: preempt placed jobs (``preemption.py``), first less important jobs, then more
             important ones, if each of these finds other nodes at once
-    for each fallback, in order: search free nodes
+    for each grant that has no nodes: search free nodes of its other types
+    for each fallback, in order: search free nodes, and then those of its other types
     for each running job on more nodes than it needs, whose grant allows it: move it to fewer free nodes, if that pays
 
 A later grant never costs an earlier one its placement, and no job moves without need, or such a gain. Where the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from metasched.capacity.shapes import nodes_named_by
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
@@ -27,11 +27,13 @@ class Placements:
         placed: by uid, most important first; pinned jobs are in it whether granted or not.
         unplaced: by uid, why a grant or fallback has no placement.
         co_runners: by uid, the other job on the same GPUs, for both jobs of each pair.
+        on_other_types: by uid of a job on one of its grant's ``other_types``, why it has no placement of the granted.
     """
 
     placed: Mapping[str, Placement]
     unplaced: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
+    on_other_types: Mapping[str, Reason] = field(default_factory=dict)
 
 
 def place(snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant] = ()) -> Placements:
@@ -66,6 +68,7 @@ class _Placer:
     """One call of ``place``."""
 
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
+        self.jobs = snapshot.job
         self.maybe_retained = [job for job in snapshot.jobs if may_be_retained(job)]
         self.order = order = RequestOrder(snapshot, grants, fallback)
         node_index = _last_node_index.of(snapshot.nodes)
@@ -75,16 +78,35 @@ class _Placer:
         self.search = NodeSearch(self.assignments, uneven=snapshot.uneven)
         self.preemption = PreemptionSearch(order, self.assignments, self.search)
         self.co_runners: dict[str, str] = {}
+        self.on_other_types: dict[str, Reason] = {}
         self._explained: dict[object, Reason] = {}
 
     def run(self) -> Placements:
         """Assign the retained and the present placements, then place the grants and the fallbacks by rank."""
         self._assign_retained()
-        self._assign_present()
+        self._assign_all_present()
+        granted, last = self.order.granted, len(self.order.grants)
+        for ranks in (range(granted), range(granted, last)):
+            self._place_ranks(ranks)
+            self._place_on_other_types(ranks)
+        job, placed, pairs = self.order.job, self.assignments.placed, self.co_runner_pairs.pairs
+        for uid, pair in pairs.items():
+            if uid in placed and job[uid] is pair.joint_job:
+                placed[pair.guest.uid] = placed[uid]
+                self._record_pair(uid, pair.guest.uid)
+        self._consolidate()
+        unplaced = {grant.uid: self._explain(grant) for grant in self.order.grants if grant.uid not in placed}
+        ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.assignments.pinned else {}
+        ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
+        return Placements(ordered, unplaced, self.co_runners, self.on_other_types)
+
+    def _place_ranks(self, ranks: range) -> None:
+        """Place the requests of some ranks that are not placed yet, most important first."""
         job, placed, settled = self.order.job, self.assignments.placed, self.assignments.settled
         pairs, pinned_hosts = self.co_runner_pairs.pairs, self.co_runner_pairs.pinned_hosts
         guests = self.co_runner_pairs.guests
-        for rank, grant in enumerate(self.order.grants):
+        for rank in ranks:
+            grant = self.order.grants[rank]
             uid = grant.uid
             if uid in guests or uid in settled:
                 continue
@@ -97,15 +119,6 @@ class _Placer:
                 continue
             elif grant.co_runner is None:
                 self._place_grant(rank, grant)
-        for uid, pair in pairs.items():
-            if uid in placed and job[uid] is pair.joint_job:
-                placed[pair.guest.uid] = placed[uid]
-                self._record_pair(uid, pair.guest.uid)
-        self._consolidate()
-        unplaced = {grant.uid: self._explain(grant) for grant in self.order.grants if grant.uid not in placed}
-        ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.assignments.pinned else {}
-        ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
-        return Placements(ordered, unplaced, self.co_runners)
 
     # -- present allocations ------------------------------------------------------------------------------------------
 
@@ -134,7 +147,7 @@ class _Placer:
             if job.status is Status.RUNNING and are_colocated(job, self.order.job[host]) and satisfies(asked, place):
                 self._assign_colocated(job, place, host)
 
-    def _assign_present(self) -> None:
+    def _assign_all_present(self) -> None:
         """Assign granted jobs their present placements: running jobs without a check, others if they fit."""
         running, queued = [], []
         assignments, jobs = self.assignments, self.order.job
@@ -169,9 +182,7 @@ class _Placer:
     def _place_grant(self, rank: int, grant: Grant) -> None:
         """Place one grant, if necessary by preemption."""
         job = self.order.job[grant.uid]
-        # A job that is stopping in order to grow must not be placed at its old size meanwhile, or it never grows.
-        grows = job.status is Status.STOPPING and job.placement is not None and job.placement.gpus < grant.gpus
-        if not grows and self.assignments.assign_present(grant, job):
+        if self._assign_present(grant, job):
             return
         prescribed = job.placement if job.uid in self.assignments.retained else grant.exact
         if prescribed is not None:
@@ -186,6 +197,55 @@ class _Placer:
             return
         if not self.search.place_fewer(grant, job, low) and important:
             self.preemption.place_full_or_least(rank, grant, job, low)
+
+    def _assign_present(self, grant: Grant, job: Job) -> bool:
+        """Assign a job the placement that it holds or was released for, if that is possible; return whether it was.
+
+        A job that is stopping in order to grow must not be placed at its old size meanwhile, or it never grows.
+        """
+        grows = job.status is Status.STOPPING and job.placement is not None and job.placement.gpus < grant.gpus
+        return not grows and self.assignments.assign_present(grant, job)
+
+    def _place_on_other_types(self, ranks: range) -> None:
+        """Place requests of some ranks for which no placement was found on idle GPUs of other types."""
+        free, placed = self.assignments.free.total, self.assignments.placed
+        infeasible: set[object] = set()
+        for rank in ranks if any(free.values()) else ():
+            grant = self.order.grants[rank]
+            if grant.other_types and grant.uid not in placed and self._may_have_other_type(grant):
+                self._place_on_other_type(grant, infeasible)
+
+    def _may_have_other_type(self, grant: Grant) -> bool:
+        """Whether nothing binds a job to the granted type: no other job, no suspension, no prescribed placement."""
+        uid, pairs = grant.uid, self.co_runner_pairs
+        bound = uid in pairs.pairs or uid in pairs.guests or uid in self.assignments.retained
+        return not bound and grant.co_runner is None and grant.exact is None
+
+    def _place_on_other_type(self, grant: Grant, infeasible: set[object]) -> None:
+        """Place a job on GPUs of another type, if there are enough; its present GPUs come first.
+
+        Args:
+            grant: its grant.
+            infeasible: requests for which no nodes were found in this pass, to which this one is added.
+        """
+        job, asked, least = self.jobs[grant.uid], self.order.job[grant.uid], least_gpus(grant)
+        held = None if job.held_or_released is None else job.held_or_released.gpu_type
+        unit = (job.constraints, job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
+        for gpu_type in sorted(grant.other_types, key=lambda one: one != held):
+            request = (gpu_type, grant.gpus, least, grant.sizes, unit)
+            if self.assignments.free.total.get(gpu_type, 0) < least or (gpu_type != held and request in infeasible):
+                continue
+            other, why = replace(grant, gpu_type=gpu_type, max_nodes=None), self._explain(grant)
+            self.order.replace_request(job, other)
+            if (
+                self._assign_present(other, job)
+                or self.search.place_amount(other, job, other.gpus)
+                or self.search.place_fewer(other, job, least)
+            ):
+                self.on_other_types[grant.uid] = why
+                return
+            self.order.replace_request(asked, grant)
+            infeasible.add(request)
 
     def _may_be_enough(self, rank: int, grant: Grant, job: Job, gpus: int) -> bool:
         """Whether the free GPUs and those of less important jobs are at least as many as given; never wrongly False."""

@@ -108,7 +108,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None, app
         told = [job.uid for job in schedulable.jobs if job.uid in reasons]
         reasons |= {uid: reasons[uid].and_also(decision.degraded) for uid in told}
     unplaced = (job for job in schedulable.jobs if job.uid not in placements.placed)
-    for more in (limited, placements.unplaced, closing(unplaced, schedulable.nodes)):
+    for more in (limited, placements.unplaced, placements.on_other_types, closing(unplaced, schedulable.nodes)):
         reasons |= {uid: reasons[uid].and_also(reason) for uid, reason in more.items()}
     reasons |= {uid: reasons[uid].and_also(why) for uid, why in searched.capped.items() if uid in reasons}
     for uid in placements.placed.keys() - reasons.keys():

@@ -41,6 +41,12 @@ def place_within_quotas(
     if not snapshot.quotas:
         return place(schedulable, decision.grants, decision.fallback), {}
     held = _held_regardless(snapshot)
+    # A quota may be for one GPU type: what it allows of the granted type says nothing of others.
+    grants, fallback = (
+        tuple([replace(one, other_types=()) if one.other_types else one for one in ranked])
+        for ranked in (decision.grants, decision.fallback)
+    )
+    decision = replace(decision, grants=grants, fallback=fallback)
     most: dict[str, Placement | None] = {}
     unplaced: dict[str, Reason] = {}
     reasons: dict[str, Reason] = {}

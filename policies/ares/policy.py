@@ -373,7 +373,10 @@ class _Round:
             elif job.gpus and not self.node_sets[job.uid]:
                 waits[job.uid] = _exceeds(job)
             elif (most := self._runs(job)) is not None:
-                fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.gpu_type or None))
+                least = min(job.min_gpus, most.gpus)
+                others = self._other_types(job, most.gpu_type)
+                grant = Grant(job.uid, most.gpus, reason, least, most.gpu_type or None, other_types=others)
+                fallback.append(grant)
             else:
                 waits[job.uid] = reason.and_also(_exceeds(job))
         return Decision(tuple(grants), tuple(fallback), waits)
@@ -381,12 +384,21 @@ class _Round:
     def _grant(self, job: Job, amount: GpuAmount, reason: Reason) -> Grant:
         """The grant of a job's GPUs: rather fewer GPUs than more nodes, because the consolidated speed is known."""
         gpus, gpu_type = amount
+        others = self._other_types(job, gpu_type)
         if is_non_preemptible(job) or gpus <= job.min_gpus:
-            return Grant(job.uid, gpus, reason, gpus, gpu_type or None)
+            return Grant(job.uid, gpus, reason, gpus, gpu_type or None, other_types=others)
         spread = self.capacity_pool.shape(job).consolidated(gpu_type, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0
         most = max(len(spread), held) if spread is not None else None
-        return Grant(job.uid, gpus, reason, job.min_gpus, gpu_type or None, max_nodes=most)
+        return Grant(job.uid, gpus, reason, job.min_gpus, gpu_type or None, max_nodes=most, other_types=others)
+
+    def _other_types(self, job: Job, gpu_type: str) -> tuple[str, ...]:
+        """The other GPU types on which the job could run on an empty cluster, preferred ones first."""
+        types = [one for one in self.capacity_pool.shape(job).widest if one != gpu_type]
+        if not types or not job.gpus or is_non_preemptible(job):
+            return ()
+        scaling = self._scaling(job)
+        return tuple([one for one in self._preferred_types(job) if one in types and any(scaling.up_to_requested(one))])
 
     def _runs(self, job: Job) -> Size | None:
         """The first size up to the requested GPUs at which the job could run on an empty cluster; None for none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.shapes import CPU_ONLY, NodeSet, ShapeCapacity, even_spreads
@@ -94,7 +95,8 @@ class Allocator:
             if amount is not None:
                 shrinks = self.elastic and not is_non_preemptible(job)
                 at_least = min(least, amount.gpus) if shrinks else amount.gpus
-                grants.append(Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None))
+                grant = Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None)
+                grants.append(replace(grant, other_types=self.other_types(job, amount)) if behind is None else grant)
             elif not sizes:
                 waits[job.uid] = reason.and_also(self.exceeds(job))
             elif behind is None:
@@ -105,6 +107,14 @@ class Allocator:
             else:
                 waits[job.uid] = reason.and_also(Reason.of(Code.WAITS_BEHIND, job=behind[job.uid]))
         return Decision(tuple(grants), tuple(fallback), waits)
+
+    def other_types(self, job: Job, amount: GpuAmount) -> tuple[str, ...]:
+        """The GPU types, but for that of an amount, on which the job could have as many GPUs."""
+        if is_non_preemptible(job):
+            return ()
+        return tuple(
+            [one for one, amounts in self.sizes(job).items() if one != amount.gpu_type and amount.gpus in amounts]
+        )
 
     # -- sizes on an empty cluster --------------------------------------------------------------------------------
 

@@ -149,26 +149,34 @@ def draw_endless(rng, **kinds):
 @pytest.mark.parametrize("name", FILLING)
 def test_no_gpu_idles_that_a_waiting_job_could_use(name):
     """In ten rounds: no waiting job that can run on a type fits, evenly spread, on the GPUs that are free there."""
+    for_examples(draw_endless, lambda instance: check_no_gpu_idles(name, instance), simpler, every=10)
 
-    def check(instance):
-        made = Allocations(instance)
-        rounds = Rounds(FILLING[name], instance).run(10)
-        for targets in rounds.rounds:
-            free = {node.name: node.gpus for node in rounds.nodes}
-            hosts = set()
-            for place in targets.values():
-                if place not in hosts or not instance.sharing:
-                    for node, gpus in place.node_gpus:
-                        free[node] -= gpus
-                hosts.add(place)
-            for uid, rate in made.rate.items():
-                if uid in targets:
-                    continue
-                for kind in rate:
-                    counts = [gpus for node, gpus in free.items() if node.startswith(kind)]
-                    assert not fits_free(made.job[uid], counts), f"{uid} waits beside free {kind}: {counts}"
 
-    for_examples(draw_endless, check, simpler, every=10)
+@pytest.mark.parametrize("name", FILLING)
+def test_no_gpu_idles_where_nodes_of_a_type_do_not_hold_the_jobs_that_its_gpus_could(name):
+    """Three nodes of two GPUs hold a job of three GPUs, or one of two GPUs on one node, and never both."""
+    model = ModelSpeed("m", (("v100", Fraction(10)), ("k80", Fraction(14))))
+    jobs = (Asked("narrow", model, 2, max_nodes=1), Asked("wide", model, 3))
+    check_no_gpu_idles(name, Instance(jobs, (Nodes("v100", 1, 4), Nodes("k80", 3, 2))))
+
+
+def check_no_gpu_idles(name, instance):
+    made = Allocations(instance)
+    rounds = Rounds(FILLING[name], instance).run(10)
+    for targets in rounds.rounds:
+        free = {node.name: node.gpus for node in rounds.nodes}
+        hosts = set()
+        for place in targets.values():
+            if place not in hosts or not instance.sharing:
+                for node, gpus in place.node_gpus:
+                    free[node] -= gpus
+            hosts.add(place)
+        for uid, rate in made.rate.items():
+            if uid in targets:
+                continue
+            for kind in rate:
+                counts = [gpus for node, gpus in free.items() if node.startswith(kind)]
+                assert not fits_free(made.job[uid], counts), f"{uid} waits beside free {kind}: {counts}"
 
 
 def fits_free(one, free):

@@ -200,8 +200,10 @@ def grant_for(draw, job):
     if job.placement is not None and draw(st.booleans()):
         gpus = job.placement.gpus
     at_least = draw(st.one_of(st.none(), st.integers(job.min_gpus, gpus)))
-    gpu_type = draw(st.sampled_from((None, None, *(job.gpu_types or GPU_TYPES)))) if job.gpus else None
-    return Grant(job.uid, gpus, Reason.text("drawn"), at_least, gpu_type)
+    types = job.gpu_types or GPU_TYPES
+    gpu_type = draw(st.sampled_from((None, None, *types))) if job.gpus else None
+    others = [one for one in types if gpu_type is not None and one != gpu_type and draw(st.booleans())]
+    return Grant(job.uid, gpus, Reason.text("drawn"), at_least, gpu_type, other_types=tuple(others))
 
 
 @st.composite
@@ -221,7 +223,7 @@ def exact_for(draw, view, grant):
     cuts = sorted(draw(st.permutations(range(1, grant.gpus)))[: k - 1])
     counts = [high - low for low, high in zip((0, *cuts), (*cuts, grant.gpus), strict=True)]
     place = Placement(tuple(draw(st.permutations(names))[:k]), 0, gpu_type, tuple(counts))
-    return replace(grant, at_least=None, gpu_type=gpu_type, exact=place)
+    return replace(grant, at_least=None, gpu_type=gpu_type, exact=place, other_types=())
 
 
 @st.composite

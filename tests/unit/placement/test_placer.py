@@ -58,7 +58,8 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
             assert owner.nodes in (None, len(found.nodes)) or not owner.gpus
             assert owner.max_nodes is None or len(found.nodes) <= owner.max_nodes
             assert grant.exact in (None, found)
-            assert grant.gpu_type in (None, found.gpu_type)
+            assert grant.gpu_type in (None, found.gpu_type) or found.gpu_type in grant.other_types
+            assert (uid in result.on_other_types) == (grant.gpu_type not in (None, found.gpu_type))
         if found != owner.placement:
             assert all(spot.accepts and owner.matches(spot) for spot in spots)
     holdings = [load(shot.job[uid], found, (shares.get(uid, "") < uid, 1, 1)) for uid, found in placed.items()]
@@ -308,6 +309,43 @@ def test_an_unplaced_job_has_a_reason(asking, gpus, words):
         [node("n1", cpus=9), node("n2", cpus=9)], [running("r", ["n1"], 2, cpus_per_unit=0), job("a", gpus, **asking)]
     )
     assert reason_words.words(place(shot, [ask("r", 2), ask("a", gpus)]).unplaced["a"]) == words
+
+
+def test_a_job_gets_another_type_where_no_nodes_of_the_granted_one_hold_it():
+    """There are enough, but the first job takes one GPU of each node."""
+    nodes = [node(name, 2, gpu_type="k80") for name in ("k1", "k2", "k3")] + [node("v1", 4)]
+    wide = job("wide", 3, gpu_types=("k80",))
+    narrow = job("narrow", 2, gpu_types=("k80", "v100"), max_nodes=1)
+    grants = (ask("wide", 3, gpu_type="k80"), ask("narrow", 2, gpu_type="k80", other_types=("v100",)))
+    result = place(snapshot(nodes, [wide, narrow]), grants)
+    assert result.placed["narrow"] == Placement(("v1",), 2, "v100")
+    assert "k80" in reason_words.words(result.on_other_types["narrow"])
+    alone = place(snapshot(nodes, [wide, narrow]), grants[1:])
+    assert alone.placed["narrow"].gpu_type == "k80"
+    assert not alone.on_other_types
+    bound = replace(grants[1], other_types=())
+    assert "narrow" in place(snapshot(nodes, [wide, narrow]), (grants[0], bound)).unplaced
+
+
+def test_a_job_stays_on_another_type_that_it_holds():
+    """Where the granted type has no room, a running job keeps its GPUs rather than move to those of a third type."""
+    nodes = [node("p1", 1, gpu_type="p100"), node("k1", 1, gpu_type="k80"), node("v1", 1)]
+    first, stays = (
+        running("first", ["v1"]),
+        job("stays", 1, status=Status.RUNNING, placement=Placement(("k1",), 1, "k80")),
+    )
+    grants = (ask("first", 1, gpu_type="v100"), ask("stays", 1, gpu_type="v100", other_types=("p100", "k80")))
+    result = place(snapshot(nodes, [first, stays]), grants)
+    assert result.placed["stays"] == stays.placement
+
+
+def test_granted_jobs_get_other_types_before_fallbacks_and_take_none_from_grants():
+    """A fallback gets what they leave."""
+    nodes = [node("k1", 1, gpu_type="k80"), node("v1", 1)]
+    jobs = [job(uid, 1) for uid in ("first", "second", "spare")]
+    grants = (ask("first", 1, gpu_type="v100"), ask("second", 1, gpu_type="v100", other_types=("k80",)))
+    result = place(snapshot(nodes, jobs), grants, (ask("spare", 1, gpu_type="k80", other_types=("v100",)),))
+    assert {uid: found.gpu_type for uid, found in result.placed.items()} == {"first": "v100", "second": "k80"}
 
 
 def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed():

@@ -130,6 +130,7 @@ VIOLATIONS = {
     "is granted 3 GPUs, it takes 2 to 2": Decision((replace(ONE, gpus=3),)),
     "is granted at least 1 GPUs, it takes 2 to 2": Decision((replace(ONE, at_least=1),)),
     "is granted GPUs of type a100, it accepts v100": Decision((replace(ONE, gpu_type="a100"),)),
+    "is granted GPUs of type k80, it accepts v100": Decision((replace(ONE, gpu_type="v100", other_types=("k80",)),)),
     "is granted at most 0 nodes, it takes at least 1": Decision((replace(ONE, max_nodes=0),)),
 }
 

@@ -87,6 +87,17 @@ def test_a_quota_of_one_type_leaves_the_other_types():
     assert {place.gpu_type for place in result.targets.values()} == {"v100", "a100"}
 
 
+def test_no_other_type_than_the_granted_is_given_under_quotas():
+    """The quota of the other type could be exceeded."""
+    grants = [
+        Grant("b", 8, Reason.text("x"), gpu_type="v100"),
+        Grant("a", 4, Reason.text("x"), gpu_type="v100", other_types=("a100",)),
+    ]
+    jobs = [job("a", 4, 4), job("b", 8, 8)]
+    assert decide(snapshot(jobs), *grants)[0] == {"b": 8, "a": 4}
+    assert decide(snapshot(jobs, quota(2, "a", gpu_type="a100")), *grants)[0] == {"b": 8}
+
+
 def test_unplaced_gpus_consume_no_quota():
     """Neither a job that cannot be placed nor one that is placed on fewer GPUs keeps others from their quota."""
     jobs = [job("a", 8, 8, nodes=1), job("b", 1, 4, gpu_types=("a100",)), job("c", 3, 3), job("d")]
