@@ -21,6 +21,9 @@ from scipy import special
 
 from metasched.core.batching import OVERDUE, AdaptationRule, BatchRegime
 
+MOST_FOLLOWING = 64
+"""Regimes to come that are predicted, at most: a user may declare a million, of batches that double each time."""
+
 
 class Estimator(enum.Enum):
     """How the lengths of regimes are estimated."""
@@ -199,9 +202,10 @@ class _Past:
             case AdaptationRule.GNS:
                 limit = asked.max_batch or math.inf
                 believed = all(later > former for former, later in itertools.pairwise(self.batches))
-                doublings = math.ceil(math.log2(limit / now)) if now < limit < math.inf else asked.most_regimes
+                doublings = math.ceil(math.log2(limit / now)) if now < limit < math.inf else MOST_FOLLOWING
                 sizes_up = (int(min(now << step, limit)) for step in range(1, doublings + 1))
                 endless = sizes_up if now < limit else iter(())
             case AdaptationRule.STATIC:
                 return []
-        return list(itertools.islice(endless, max(asked.most_regimes - len(self.batches), 0))) if believed else []
+        most = min(max(asked.most_regimes - len(self.batches), 0), MOST_FOLLOWING)
+        return list(itertools.islice(endless, most)) if believed else []

@@ -89,6 +89,9 @@ def assert_same(name, instance, one, other):
     if name in PROGRAMS:
         made = Allocations(instance)
         found = [Found(made, EVERY[name], snapshot).throughput for snapshot in (one, other)]
+        if name == "max_sum":  # several divisions may have the largest sum
+            assert sum(found[0].values()) == pytest.approx(sum(found[1].values()), rel=2 * RELATIVE)
+            return
         assert all(abs(found[0][uid] - found[1][uid]) <= 2 * RELATIVE * made.fastest(uid) for uid in made.rate)
         return
     if isinstance(EVERY[name], TimeSharePolicy):
@@ -132,6 +135,8 @@ def test_gpus_that_no_job_accepts_change_nothing(name):
         kinds = tuple(group.gpu_type for group in instance.nodes)
         jobs = tuple(replace(one, accepts=one.accepts or kinds) for one in instance.jobs)
         snapshot = replace(instance, jobs=jobs).snapshot()
+        staying = tuple(job if job.gpu_types or not job.gpus else job.evolve(gpu_types=kinds) for job in snapshot.jobs)
+        snapshot = replace(snapshot, jobs=staying)
         further = Instance((), (Nodes("h100", 3, 8),)).snapshot().nodes
         more = replace(snapshot, nodes=(*snapshot.nodes, *further))
         assert_same(name, instance, snapshot, more)

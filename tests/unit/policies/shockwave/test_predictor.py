@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.batching import OVERDUE, AdaptationRule, BatchRegime
+from metasched.core.batching import MAX_REGIMES, OVERDUE, AdaptationRule, BatchRegime
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, regimes
 from policies.shockwave.predictor import (
+    MOST_FOLLOWING,
     Adaptation,
     Estimator,
     PredictedRegime,
@@ -60,6 +61,16 @@ def test_gns_only_grows_up_to_its_limit():
     assert batches(predict(gns(max_batch=100), [], 0.0)) == [32, 64, 100]
     assert batches(predict(gns(max_batch=None, most_regimes=6), [], 0.0)) == [32, 64, 128, 256, 512, 1024]
     assert batches(predict(gns(), history((32, 0.0), (512, 10.0)), 10.0)) == [32, 512]
+
+
+@pytest.mark.parametrize("rule", [AdaptationRule.GNS, AdaptationRule.ACCORDION])
+@pytest.mark.parametrize("max_batch", [None, 64])
+def test_a_million_declared_regimes_take_no_memory(rule, max_batch):
+    """A tag or a report may declare as many as MAX_REGIMES; batches stay numbers that have a logarithm."""
+    found = predict(Adaptation(rule, 100.0, 32, max_batch, MAX_REGIMES), history((32, 0.0), (64, 10.0)), 20.0)
+    assert len(found) <= 2 + MOST_FOLLOWING
+    assert sum(lengths(found)) == pytest.approx(100.0)
+    assert max(batches(found)) <= 2.0**80
 
 
 def test_accordion_goes_back_and_forth():
