@@ -151,12 +151,16 @@ class JobList:
         return any(not job.het and job.array_job_id not in arrays for job in more)
 
     def _next_to_refresh(self) -> list[str]:
+        """The next records to refresh: all that have a line, also one that an earlier read did not have."""
         now = time.monotonic()
-        if not self._refresh and now - self._refreshed >= REFRESH_SECONDS:
-            self._refresh, self._refreshed = list(reversed(self._records)), now
-        self._refresh = [one for one in self._refresh if one in self._records] if self._refresh else []
-        most = max(REFRESH_READS, -(-len(self._records) // REFRESH_POLLS))
-        return self._refresh[-most:]
+        due = not self._refresh and now - self._refreshed >= REFRESH_SECONDS
+        if not (due or self._refresh):
+            return []
+        listed = dict.fromkeys(line.partition("|")[0] for line in (self._text or "").splitlines())
+        if due:
+            self._refresh, self._refreshed = list(reversed(listed)), now
+        self._refresh = [one for one in self._refresh if one in listed]
+        return self._refresh[-max(REFRESH_READS, -(-len(listed) // REFRESH_POLLS)) :]
 
     def _replace(self, asked: Iterable[str], found: Mapping[str, tuple[SlurmJob, ...]]) -> None:
         """Take the found records for those that were asked for; a known one keeps its place."""

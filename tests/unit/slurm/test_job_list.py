@@ -20,6 +20,7 @@ class Queue:
         prints_all: whether its JSON always has all jobs, as in Slurm 22.05.
         asked: the ids of each read of JSON; None for a read of all.
         down: whether Slurm does not answer reads of JSON.
+        hidden: the id of a record that is left out of reads of JSON; None for none.
     """
 
     def __init__(self, *, prints_all=False):
@@ -27,6 +28,7 @@ class Queue:
         self.prints_all = prints_all
         self.asked = []
         self.down = False
+        self.hidden = None
         self.ids = count(1)
 
     def add(self, **fields):
@@ -53,6 +55,7 @@ class Queue:
             PENDING_22 | record
             for number, record in self.records.items()
             if ids is None or self.prints_all or number in ids or record.get("array_job_id") in ids
+            if number != self.hidden
         ]
         return json.dumps({"jobs": found}, indent=2).encode()
 
@@ -142,6 +145,19 @@ def test_what_a_line_does_not_show_is_refreshed_a_part_at_a_time(queue, few_read
     assert len(queue.asked) == 3
 
 
+def test_a_record_that_a_read_did_not_have_is_found_by_a_refresh(queue, monkeypatch):
+    """It has a line all the time."""
+    jobs = jobs_of(queue)
+    queue.add()
+    jobs.read()
+    queue.hidden, queue.records[1]["priority"] = 1, 5
+    assert by_id(jobs.read()).keys() == {"2"}
+    queue.hidden = None
+    assert by_id(jobs.read()).keys() == {"2"}
+    monkeypatch.setattr(job_list, "REFRESH_SECONDS", 0.0)
+    assert by_id(jobs.read()) == queue.listed()
+
+
 def test_tasks_of_an_array_are_read_by_record(queue):
     """A task that is written or starts is one record; the tasks that wait share another."""
     jobs = jobs_of(queue)
@@ -183,7 +199,7 @@ def test_a_job_that_goes_between_the_two_reads_is_dropped(queue, monkeypatch):
     assert by_id(jobs.read()).keys() == {"1"}
 
 
-EVENTS = ("come", "come", "start", "end", "go", "write", "comment", "down", "array", "split", "many")
+EVENTS = ("come", "come", "start", "end", "go", "write", "comment", "down", "hide", "array", "split", "many")
 
 
 @settings(deadline=None, max_examples=60)
@@ -203,7 +219,7 @@ def test_the_list_becomes_that_of_a_whole_read_after_any_history(events, prints_
                 jobs.read()
             except SlurmUnavailableError:
                 assert queue.down
-            queue.down = False
+            queue.down, queue.hidden = False, None
         for _ in range(30):
             jobs.read()
         patch.setattr(job_list, "REFRESH_SECONDS", 0.0)
@@ -237,6 +253,9 @@ def happen(queue, jobs, event, number):  # noqa: C901, PLR0912  one case for eac
         case "down":
             queue.down = True
             queue.add()
+        case "hide" if known:
+            queue.hidden = known
+            records[known]["priority"] = number
         case "array":
             array = queue.add(array_task_string="0-3")
             records[array]["array_job_id"] = array
