@@ -26,7 +26,7 @@ from metasched.observe.observed_job import NOT_STARTED, ObservedJob, job_of, sta
 from metasched.observe.observer import Observation
 from metasched.observe.reservations import Reservations
 from metasched.observe.slurm_quotas import SlurmQuotas
-from metasched.store import JobRecord, Store
+from metasched.store import Store
 
 EVENTS = 20
 """Latest events of a job that are searched for the reason why Slurm did not start it."""
@@ -42,7 +42,6 @@ class _Described:
         subject: of its speed.
         contradiction: how its declared steps are contradicted.
         runs: whether a run of the job goes on, so that its service grows.
-        early: whether the job must not start before an instant that was still to come.
         deferred: whether Slurm did not start the job; why is read again at each poll.
         depends_on_time: whether each instant may change the description, reservations apart.
     """
@@ -52,7 +51,6 @@ class _Described:
     subject: str
     contradiction: WorkContradiction | None
     runs: bool
-    early: bool
     deferred: bool
     depends_on_time: bool
 
@@ -125,7 +123,7 @@ class DescribedJobs:
         )
         known = self._known if changes is not None and self._may_reuse(dependencies) else {}
         changes = changes or ()
-        reported, timed = self._reports.reported, self._timed.union(self._earliest_starts_passed(observation.now))
+        anew, timed = self._reports.reported.union(self._earliest_starts_passed(observation.now)), self._timed
         closes_nodes = observation.inventory.reservations.closes_nodes
         found: dict[str, _Described] = {}
         new: list[str] = []
@@ -134,13 +132,13 @@ class DescribedJobs:
         if known and not closes_nodes:
             differs = differing(self._live, live)
             learned = [uid for uid, subject in self.subjects.items() if subject in changes] if changes else ()
-            wanted = differs.union(timed, reported, learned)
+            wanted = differs.union(timed, anew, learned)
             rest = [uid for uid in live if uid in wanted] if wanted else ()
             found = patched(known, differs - live.keys(), {}) if differs or rest else self._known
         for uid in rest:
             job = live[uid]
             before = known.get(uid)
-            if before is not None and uid not in reported and before.subject not in changes:
+            if before is not None and uid not in anew and before.subject not in changes:
                 if before.tracked is job and not closes_nodes and uid not in timed:
                     found[uid] = before
                     continue
@@ -206,8 +204,6 @@ class DescribedJobs:
     ) -> _Described | None:
         """Return an unchanged job's description at this instant; None where more than its ages has changed."""
         record, now = tracked.record, observation.now
-        if before.early is not _is_early(record, now):
-            return None
         if before.deferred:
             after = self._describe(tracked, observation, limits)
             job = after.observed.job.evolve(losses=before.observed.job.losses)
@@ -238,7 +234,6 @@ class DescribedJobs:
             speed_subject(job.uid, job.user, needed.model),
             contradicted,
             runs,
-            early=_is_early(record, now),
             deferred=deferral is not None,
             depends_on_time=runs or deferral is not None,
         )
@@ -265,10 +260,6 @@ class DescribedJobs:
     def _why_not_started(self, uid: str) -> Reason | None:
         events = self._store.recent_events(EVENTS, uid)
         return next((from_text(event.text) for event in events if event.kind == NOT_STARTED), None)
-
-
-def _is_early(record: JobRecord, now: float) -> bool:
-    return record.not_before is not None and record.not_before > now
 
 
 def _aged(before: _Described, tracked: TrackedJob, reservations: Reservations, now: float) -> _Described:

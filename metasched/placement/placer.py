@@ -209,8 +209,10 @@ class _Placer:
     def _place_on_other_types(self, ranks: range) -> None:
         """Place requests of some ranks for which no placement was found on idle GPUs of other types."""
         free, placed = self.assignments.free.total, self.assignments.placed
+        if not any(free.values()):
+            return
         infeasible: set[object] = set()
-        for rank in ranks if any(free.values()) else ():
+        for rank in ranks:
             grant = self.order.grants[rank]
             if grant.other_types and grant.uid not in placed and self._may_have_other_type(grant):
                 self._place_on_other_type(grant, infeasible)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.errors import MetaschedError
@@ -120,17 +120,16 @@ def _broken_amount(job: Job, grant: Grant) -> str | None:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
         return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
-    if gpu_type is not None and (refused := _refused_types(job, grant)):
-        return f"is granted GPUs of type {refused}, it accepts {', '.join(job.gpu_types) or 'none'}"
+    if gpu_type is not None and (refused := _refused_types(job, (gpu_type, *grant.other_types))):
+        return f"is granted GPUs of type {', '.join(refused)}, it accepts {', '.join(job.gpu_types) or 'none'}"
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
     return None
 
 
-def _refused_types(job: Job, grant: Grant) -> str:
-    """The GPU types of a grant that the job does not accept, in words; "" where it accepts all of them."""
-    types, accepted = (grant.gpu_type, *grant.other_types) if grant.other_types else (grant.gpu_type,), job.gpu_types
-    return ", ".join([one for one in types if one is not None and (not job.gpus or (accepted and one not in accepted))])
+def _refused_types(job: Job, gpu_types: Sequence[str]) -> list[str]:
+    """Those of the GPU types that a job does not accept; all of them for a CPU-only job."""
+    return [one for one in gpu_types if not job.gpus or (job.gpu_types and one not in job.gpu_types)]
 
 
 def _broken_batch(job: Job, gpus: int, batch: BatchPlan) -> str | None:

@@ -116,7 +116,7 @@ class _Planner:
 
     def _count(self, job: Job, place: Placement | None, target: Placement | None) -> None:
         """Count what a job holds, and what it is to get."""
-        stays = target is place or target == place
+        stays = _is_same(place, target)
         held = () if place is None else place.node_gpus
         if place is not None and job.status in (Status.RUNNING, Status.STOPPING):
             self._occupy(job, place)
@@ -185,7 +185,7 @@ class _Planner:
             return Suspend(job.uid, self._why_stopped(job, target)) if target is None else None
         if job.preempt is not Preempt.CHECKPOINT:
             return None  # it runs to its end (preempt=no), or suspension would free no GPUs
-        stays = job.placement is target or job.placement == target
+        stays = _is_same(job.placement, target)
         stop_reason = self.sharing.restarts.get(job.uid) if stays else self._why_stopped(job, target)
         if job.stop_requested is not None:
             # A request to stop cannot be withdrawn: the trainer may be exiting already. The job starts anew afterwards.
@@ -256,6 +256,11 @@ class _Planner:
         taken = [node for node in nodes if self.free_gpus.get(node, 0) < 0] or nodes
         found = {one.uid: one for node in taken for one in self.successors.get(node, ()) if one.uid != job.uid}
         return sorted(found.values(), key=lambda one: self.rank[one.uid])
+
+
+def _is_same(one: Placement | None, other: Placement | None) -> bool:
+    """Whether two placements are equal; of thousands that are compared in a poll, most are the same object."""
+    return one is other or one == other
 
 
 def _facts(place: Placement) -> dict[str, Fact]:

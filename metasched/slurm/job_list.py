@@ -4,7 +4,7 @@ The JSON of a job costs Slurm some ten times as much as a line of text about it 
 poll reads one line for each job, and the JSON of the jobs whose lines differ from the poll before:
 
     urgent: jobs that this client has written since, and changed jobs that are not pending; all in one poll
-    others: changed and new pending jobs, in the order of their changes; a limited number in each poll
+    pending: changed and new pending jobs, in the order of their changes; a limited number in each poll
     refresh: once a minute every job, for changes that its line does not show (an edited comment); some in each poll
 
 Slurm 22.05 prints the JSON of all jobs or of none. There a poll picks what has changed from that, all of it at once.
@@ -28,7 +28,7 @@ from metasched.slurm.errors import MalformedOutputError, SlurmError, SlurmUnavai
 _FINGERPRINT = "%A|%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _SQUEUE = ("squeue", "-a", "-t", "all")
 MOST_READS = 500
-"""Records that one poll reads, at most, but for a full read; the JSON of one costs squeue 0.4 ms."""
+"""Urgent and pending records that one poll reads, at most, but for a full read; the JSON of one costs squeue 0.4 ms."""
 MOST_PICKED = 200
 """Changed records up to which only these are parsed in the JSON of all."""
 REFRESH_SECONDS = 60.0
@@ -57,8 +57,8 @@ class JobList:
         self._records: dict[str, tuple[SlurmJob, ...]] = {}  # the jobs of each record, by its id
         self._jobs: tuple[SlurmJob, ...] = ()
         self._written: set[str] = set()  # ids of the jobs that were written since the last poll
-        self._urgent: dict[str, None] = {}  # ids of the records to read in the next poll, and of those to read soon
-        self._others: dict[str, None] = {}
+        self._urgent: dict[str, None] = {}  # ids of the records to read in the next poll
+        self._pending: dict[str, None] = {}  # ids of the records to read as far as they are not too many
         self._refresh: list[str] = []  # ids of the records that are still to be refreshed, the next one last
         self._refreshed = 0.0  # when the last refresh began
         self._reads_single = True  # whether squeue prints the JSON of single jobs, as far as its output has told
@@ -83,7 +83,7 @@ class JobList:
         self._text = text
         if self._reads_single:
             self._read_some()
-        elif time.monotonic() - self._refreshed >= REFRESH_SECONDS or len(self._urgent) + len(self._others) > 0:
+        elif self._urgent or self._pending or time.monotonic() - self._refreshed >= REFRESH_SECONDS:
             self._pick_changed()
         return self._jobs
 
@@ -93,33 +93,33 @@ class JobList:
         changed, gone = _differences(before, after)
         for record_id in gone:
             self._urgent.pop(record_id, None)
-            self._others.pop(record_id, None)
+            self._pending.pop(record_id, None)
             self._records.pop(record_id, None)
         for record_id, line in changed.items():
-            (self._others if "|PENDING|" in line else self._urgent)[record_id] = None
+            (self._pending if "|PENDING|" in line else self._urgent)[record_id] = None
         if gone:
-            self._list()
+            self._update_jobs()
 
     def _note_written(self) -> None:
         written, self._written = self._written, set()
         if any(not slurm_job_id.isdecimal() for slurm_job_id in written):  # tasks of arrays
             record_ids = {job.slurm_job_id: str(job.job_id) for job in self._jobs}
             written = {record_ids.get(slurm_job_id, slurm_job_id) for slurm_job_id in written}
-        listed = (one for one in sorted(written) if one in self._records or one in self._others)
+        listed = (one for one in sorted(written) if one in self._records or one in self._pending)
         self._urgent.update(dict.fromkeys(listed))
 
-    def _list(self) -> None:
+    def _update_jobs(self) -> None:
         self._jobs = tuple(chain.from_iterable(self._records.values()))
 
     # -- squeue prints the JSON of single jobs ---------------------------------------------------------------------
 
     def _read_some(self) -> None:
-        """Read the urgent records, some of the others, and some of those to refresh."""
+        """Read the urgent records, some of the pending ones, and some of those to refresh."""
         if len(self._urgent) > MOST_READS:
             self._read_all()
             return
-        others = (record_id for record_id in self._others if record_id not in self._urgent)
-        wanted = [*self._urgent, *islice(others, MOST_READS - len(self._urgent))]
+        pending = (record_id for record_id in self._pending if record_id not in self._urgent)
+        wanted = [*self._urgent, *islice(pending, MOST_READS - len(self._urgent))]
         refreshed = self._next_to_refresh()
         asked = dict.fromkeys([*wanted, *refreshed])
         if not asked:
@@ -134,7 +134,7 @@ class JobList:
             return
         parsed = self._parser.parse(document, whole=False)
         found = _by_record(parsed.records)
-        if self._has_others(found, asked) and self._records.keys() <= found.keys() | asked.keys():
+        if self._has_unasked(found, asked) and self._records.keys() <= found.keys() | asked.keys():
             self._reads_single = False  # 22.05
             self._take_all(parsed, started)
             return
@@ -142,10 +142,10 @@ class JobList:
         self._replace(asked, found)
         del self._refresh[len(self._refresh) - len(refreshed) :]
         if refreshed and not self._refresh:
-            self._parser.forget_others(self._jobs)
+            self._parser.forget_all_but(self._jobs)
 
-    def _has_others(self, found: Mapping[str, tuple[SlurmJob, ...]], asked: Collection[str]) -> bool:
-        """Whether records were found that were not asked for; asked for one task or component, Slurm may print all."""
+    def _has_unasked(self, found: Mapping[str, tuple[SlurmJob, ...]], asked: Collection[str]) -> bool:
+        """Whether squeue printed records that were not asked for, tasks of an asked array and het components apart."""
         more = [found[one][0] for one in found.keys() - asked]
         arrays = {jobs[0].array_job_id for one in asked if (jobs := found.get(one))} - {None} if more else ()
         return any(not job.het and job.array_job_id not in arrays for job in more)
@@ -166,18 +166,18 @@ class JobList:
         """Take the found records for those that were asked for; a known one keeps its place."""
         for record_id in asked:
             self._urgent.pop(record_id, None)
-            self._others.pop(record_id, None)
+            self._pending.pop(record_id, None)
             if record_id not in found:
                 self._records.pop(record_id, None)
         self._records.update(found)
-        self._list()
+        self._update_jobs()
 
     # -- squeue prints the JSON of all jobs -------------------------------------------------------------------------
 
     def _pick_changed(self) -> None:
         """Read the JSON of all jobs, and parse what has changed, or once a minute all of it."""
         started, document = time.monotonic(), self._run_for_json([*_SQUEUE, "--json"])
-        asked = self._urgent | self._others
+        asked = self._urgent | self._pending
         picked = None
         if started - self._refreshed < REFRESH_SECONDS and len(asked) <= MOST_PICKED:
             picked = self._parser.pick(document, asked)
@@ -196,8 +196,8 @@ class JobList:
     def _take_all(self, parsed: json_parser.Parsed[SlurmJob], started: float) -> None:
         self._warn(parsed.errors)
         self._records, self._refreshed = _by_record(parsed.records), started
-        self._refresh, self._urgent, self._others = [], {}, {}
-        self._list()
+        self._refresh, self._urgent, self._pending = [], {}, {}
+        self._update_jobs()
 
 
 def _by_record(jobs: Iterable[SlurmJob]) -> dict[str, tuple[SlurmJob, ...]]:

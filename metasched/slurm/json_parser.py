@@ -96,7 +96,7 @@ class JobsParser:
             return parse_jobs(bytes(document).decode(errors="replace"))  # control characters, or no list of jobs
         records: list[SlurmJob] = []
         errors: list[MalformedOutputError] = []
-        known = dict[int, tuple[SlurmJob, ...]]()
+        known = dict[int, tuple[SlurmJob, ...]]() if whole else self._known
         for text in texts:
             raw = bytes(text)
             digest = hash(raw)
@@ -105,7 +105,7 @@ class JobsParser:
                 known[digest] = parsed.records
             records += parsed.records
             errors += parsed.errors
-        self._known = known if whole else self._known | known
+        self._known = known
         return Parsed(tuple(records), tuple(errors))
 
     def _parse_record(self, raw: bytes, digest: int) -> Parsed[SlurmJob]:
@@ -114,8 +114,8 @@ class JobsParser:
             return Parsed(found, ())
         return parse_jobs(f'{{"jobs":[{raw.decode(errors="replace")}]}}')
 
-    def forget_others(self, jobs: Iterable[SlurmJob]) -> None:
-        """Forget the records of all jobs but these, where single ones were parsed since all were."""
+    def forget_all_but(self, jobs: Iterable[SlurmJob]) -> None:
+        """Forget the records of all jobs but these: outputs that do not have all jobs leave earlier records known."""
         present = set(map(id, jobs))
         self._known = {digest: found for digest, found in self._known.items() if id(found[0]) in present}
 

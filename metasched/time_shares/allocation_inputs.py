@@ -56,6 +56,10 @@ class AllocationInputs:
             return gpu_types
         return (*gpu_types, *(gpu_type + UNCONSOLIDATED for gpu_type in self.unconsolidated_speeds[uid]))
 
+    def other_types(self, uid: str, gpu_type: str) -> tuple[str, ...]:
+        """The GPU types, but for one, on which the job can run."""
+        return tuple([one for one in self.gpus_per_node[uid] if one != gpu_type])
+
     def consolidated(self, uid: str) -> Mapping[str, GpusPerNode]:
         """The job's consolidated placement, by GPU type on which it can also run unconsolidated."""
         types = self.unconsolidated_speeds.get(uid, ())

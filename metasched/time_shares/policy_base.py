@@ -23,7 +23,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -319,14 +318,6 @@ def _decision(
         Grants of retained jobs, then of the round grants, those of most GPUs first (section 5: less fragmentation). As
         fallback, the other jobs that may fill GPUs, by priority, and jobs without GPUs. All other jobs wait.
     """
-
-    @cache
-    def types_but(worker_types: tuple[str, ...], gpu_type: str) -> tuple[str, ...]:
-        return tuple([one for one in dict.fromkeys(map(gpu_type_of, worker_types)) if one != gpu_type])
-
-    def other_types(uid: str, gpu_type: str) -> tuple[str, ...]:
-        return types_but(tuple(inputs.worker_types(uid)), gpu_type)
-
     grants = list(_retained_grants(inputs, time_slicing=time_slicing))
     for granted in sorted(round_grants, key=lambda granted: -granted.gpus):
         first, *guests = granted.combination
@@ -334,9 +325,9 @@ def _decision(
         consolidated = () if granted.unconsolidated else inputs.consolidated(first).get(granted.gpu_type, ())
         most = len(consolidated) or None
         reason = reasons.round_grant(first, granted.gpu_type)
-        host = Grant(first, granted.gpus, reason, gpu_type=granted.gpu_type, max_nodes=most)
-        alone = fill and not guests
-        grants.append(replace(host, other_types=other_types(first, granted.gpu_type)) if alone else host)
+        others = inputs.other_types(first, granted.gpu_type) if fill and not guests else ()
+        host = Grant(first, granted.gpus, reason, gpu_type=granted.gpu_type, max_nodes=most, other_types=others)
+        grants.append(host)
         for uid in guests:
             shares_gpus = reason.and_also(_shares_gpus_of(snapshot.job[first]))
             grants.append(replace(host, uid=uid, reason=shares_gpus, co_runner=first, time_slicing=time_slicing))
@@ -358,7 +349,7 @@ def _decision(
         reason = reasons.wait(job.uid, worker_types)
         if fill or best in by_type:
             gpu_type = gpu_type_of(best)
-            others = other_types(job.uid, gpu_type) if fill else ()
+            others = inputs.other_types(job.uid, gpu_type) if fill else ()
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type, other_types=others)
             fallback.append((by_type.get(best, NO_PRIORITY), grant))
         else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.shapes import CPU_ONLY, NodeSet, ShapeCapacity, even_spreads
@@ -95,8 +94,10 @@ class Allocator:
             if amount is not None:
                 shrinks = self.elastic and not is_non_preemptible(job)
                 at_least = min(least, amount.gpus) if shrinks else amount.gpus
-                grant = Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None)
-                grants.append(replace(grant, other_types=self.other_types(job, amount)) if behind is None else grant)
+                others = self.other_types(job, amount) if behind is None else ()
+                grants.append(
+                    Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None, other_types=others)
+                )
             elif not sizes:
                 waits[job.uid] = reason.and_also(self.exceeds(job))
             elif behind is None:
@@ -109,7 +110,7 @@ class Allocator:
         return Decision(tuple(grants), tuple(fallback), waits)
 
     def other_types(self, job: Job, amount: GpuAmount) -> tuple[str, ...]:
-        """The GPU types, but for that of an amount, on which the job could have as many GPUs."""
+        """The GPU types, but for that of an amount, on which a preemptible job could be given as many GPUs."""
         if is_non_preemptible(job):
             return ()
         return tuple(
@@ -213,6 +214,7 @@ class Allocator:
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
 
         def preference(gpu_type: str) -> tuple[bool, int, int, str]:
+            """The sort key of a GPU type: the least is the type that the job prefers."""
             unassigned = self.pool.unassigned_gpus(self.pool.node_set(job, gpu_type))
             return (last is None or gpu_type != last.gpu_type, order.get(gpu_type, 0), -unassigned, gpu_type)
 

@@ -12,7 +12,7 @@ from queue import Empty, Queue
 from metasched.devcluster import processes
 from metasched.devcluster.errors import CommandError, DevClusterError
 from metasched.slurm.json_parser import parse_jobs, parse_nodes
-from metasched.slurm.json_releases import nodes_command, release
+from metasched.slurm.json_releases import nodes_command
 from metasched.slurm.leaked_gpus import LeakedGpus
 from tests.campaign import faults
 
@@ -118,7 +118,7 @@ class Injector:
     def __init__(self, site, service, users, disk, events):
         self.site, self.service, self.users, self.disk, self.events = site, service, users, disk, events
         self.cluster = site.cluster
-        self._nodes_command = nodes_command(release(self.cluster.run("sinfo", "--version")))
+        self._nodes_command = nodes_command(self.cluster.software.release)
         self.down = {}  # node: until when the campaign keeps it from service, monotonic seconds
         self.disk_full_until = 0.0
         self.controller_boots = []  # unix seconds at which slurmctld was started again
