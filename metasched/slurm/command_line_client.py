@@ -9,7 +9,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
@@ -26,10 +27,12 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.job_list import JobList
+from metasched.slurm.job_readers import JobReader, JsonReader, TextReader
 from metasched.slurm.pyslurm_pipe import PyslurmPipe
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
 from metasched.slurm.update_arguments import update_arguments
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
@@ -63,7 +66,7 @@ class CommandLineClient:
         self._before_write = before_write
         self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
         self._lock = threading.Lock()  # one command on the pipe at a time
-        self._jobs = JobList(self._run, self._run_for_json, self._warn)
+        self._jobs = JobList(self._run, self._new_job_reader, self._warn)
         self._nodes_parser = json_parser.NodesParser()
         self._reservations: tuple[Reservation, ...] = ()
         self._reservations_read: tuple[frozenset[str], float] | None = None  # names of the nodes reserved then; when
@@ -263,6 +266,11 @@ class CommandLineClient:
             self._installed = found
         return self._installed
 
+    def _new_job_reader(self) -> JobReader:
+        if self._release() >= json_releases.PRINTS_SINGLE_JOBS:
+            return JsonReader(self._run_for_large_output)
+        return TextReader(self._run, self._run_for_large_output, _start_thread)
+
     def _read_racks(self) -> Mapping[str, str]:
         """Read the topology; an unreadable one counts as none, and is logged."""
         try:
@@ -310,7 +318,7 @@ class CommandLineClient:
         """Run a command, and return its standard output."""
         return run_command(argv, timeout=self._timeout, env=self._env)[0]
 
-    def _run_for_json(self, argv: Sequence[str]) -> Buffer:
+    def _run_for_large_output(self, argv: Sequence[str]) -> Buffer:
         """Run a command with a large output."""
         return run_for_large_output(argv, timeout=self._timeout, env=self._env)
 
@@ -323,6 +331,14 @@ class CommandLineClient:
         if subject not in self._logged:
             self._logged.add(subject)
             _log.log(level, "%s", message)
+
+
+def _start_thread(call: Callable[[], T]) -> Future[T]:
+    """Start a call in a thread that ends with it."""
+    threads = ThreadPoolExecutor(1)
+    started = threads.submit(call)
+    threads.shutdown(wait=False)
+    return started
 
 
 def _checked(slurm_job_id: str) -> str:

@@ -76,6 +76,14 @@ def parse_jobs(document: str) -> Parsed[SlurmJob]:
     return _parse(document, "squeue", "jobs", _label_job, _jobs)
 
 
+def parse_job_record(data: Mapping[str, Any]) -> Parsed[SlurmJob]:
+    """Parse the record of one job, which has the fields of ``squeue --json``."""
+    try:
+        return Parsed(tuple(_jobs(_Fields(_label_job(data), data))), ())
+    except MalformedOutputError as error:
+        return Parsed((), (error,))
+
+
 class JobsParser:
     """Parses successive outputs of ``squeue --json``; a record whose text is unchanged gives the same objects."""
 

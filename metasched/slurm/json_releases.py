@@ -23,6 +23,8 @@ from typing import Any
 
 OLDEST = (22, 5)
 """The oldest release that metasched works with."""
+PRINTS_SINGLE_JOBS = (23, 2)
+"""The oldest release whose squeue prints the JSON of the jobs that it is asked for, and not that of all jobs."""
 _NODES_BY_SCONTROL = (23, 2)
 
 # Slurm's NO_VAL, NO_VAL16, NO_VAL64, INFINITE... appear where an old release forgot to translate them.

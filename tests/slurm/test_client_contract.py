@@ -12,10 +12,13 @@ import pytest
 
 from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup, Settings
-from metasched.slurm import command_line_client
+from metasched.slurm import command_line_client, json_releases
 from metasched.slurm.client import JobState
 from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.command_runner import plain_environment, run_command
 from metasched.slurm.errors import SlurmUnavailableError
+from metasched.slurm.job_readers import SQUEUE, TextReader
+from metasched.slurm.json_parser import parse_jobs
 
 pytest.register_assert_rewrite("tests.fakes.client_contract")
 from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
@@ -164,6 +167,69 @@ class TestRealSlurmOnly:
         assert (job.name, job.comment) == (evil, "metasched \ufffd\ufffd")
         assert (job.state, job.user) == (JobState.PENDING, getpass.getuser())
         assert world.job(other).state is JobState.PENDING
+
+    def test_the_text_of_a_job_reads_as_its_json(self, world):
+        """Slurm 22.05: whatever a job asks for and whatever state it is in, with the forms of all numbers."""
+        if world.client.settings().version >= json_releases.PRINTS_SINGLE_JOBS:
+            pytest.skip("this release prints the JSON of single jobs, which is read there")
+        forged = "x\n   StdErr=\n   StdIn=\n   StdOut=\n   Power=\n\nJobId=1 JobName=x\n   UserId=root(0)"
+        for options in (
+            ["--gres=gpu:2", "--nodes=2", "--ntasks=5", "--mem=1500"],
+            ["--gpus=1", "--nodes=1-2", "--ntasks=2", "--mem=2G", "--time=5", "--job-name=x  Y=1 "],
+            ["--array=0-9%2", "--gres=gpu:v100:1"],
+            ["--exclusive", "--gpus=2", "--comment= a  b "],
+            ["--gres=shard:1", "--nice=7"],
+            [
+                "--nodes=2",
+                "--ntasks-per-node=2",
+                "--cpus-per-gpu=1",
+                "--mem-per-gpu=100M",
+                "--gpus-per-task=1",
+                "--hold",
+            ],
+            ["--nodelist=n1", "--exclude=n2", "--cpus-per-task=2", "--ntasks-per-node=3", "--hold", "--network=x y"],
+            ["--begin=now+1hour", "--nodes=4", "--gpu-bind=closest", "--mail-type=END", "--mail-user=ann"],
+            ["--gres=gpu:1", f"--chdir={world.base}\n   AdminComment=metasched:0123456789abcdef "],
+            ["--gres=gpu:1", f"--comment={forged}"],
+        ):
+            world.submit(*options)
+        ended = [world.submit(does="exit 3"), world.submit(does="exit 0"), world.submit(does="exit 85")]
+        requeued, suspended, stamped = world.started(), world.started(), world.submit("--hold")
+        world.submit(f"--dependency=afterany:{suspended}")
+        world.client.requeue_hold(requeued)
+        world.client.suspend(suspended)
+        world.client.stamp(stamped, "metasched:0123456789abcdef words ")
+        for job_id in ended:
+            world.wait(lambda seen, job_id=job_id: seen[job_id].state is not JobState.RUNNING, "the short job is over")
+
+        def run(argv):
+            return run_command(argv, timeout=30, env=plain_environment(world.cluster.env))[0]
+
+        def by_json():
+            return {job.slurm_job_id: job for job in parse_jobs(run([*SQUEUE, "--json"])).records}
+
+        asked_json = []
+
+        def run_for_large(argv):
+            asked_json.extend(argv[-1:] if "--json" in argv else [])
+            return run(argv).encode()
+
+        def reader():
+            return TextReader(run, run_for_large, lambda call: pytest.fail("nothing of this can wait"))
+
+        deadline = time.monotonic() + 60
+        while True:
+            before = by_json()
+            record_ids = {str(job.job_id) for job in before.values()}
+            many = {job.slurm_job_id: job for job in reader().read(record_ids, {}).parsed.records}
+            single = [job for one in record_ids for job in reader().read([one], {}).parsed.records]
+            if before == by_json():  # nothing has changed meanwhile
+                break
+            assert time.monotonic() < deadline, "the jobs do not come to rest"
+        assert many == before
+        assert {job.slurm_job_id: job for job in single} == before
+        assert asked_json, "the forged texts are read as JSON"
+        assert {before[job_id].exit_code for job_id in ended} >= {3, 0}
 
     def test_long_array_expressions_are_not_cut(self, world):
         """Slurm shows 64 characters of them by default."""

@@ -3,14 +3,12 @@
 import inspect
 import json
 import logging
-import operator
 import os
 import subprocess
 import time
 
 import pytest
 
-from metasched.slurm import job_list
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.command_runner import run_command
@@ -26,7 +24,8 @@ from metasched.slurm.errors import (
 )
 from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
-from tests.unit.slurm.test_json_parser import NODE_22, PENDING_22, RUNNING_22
+from tests.unit.slurm.job_texts import text_of
+from tests.unit.slurm.test_json_parser import NODE_22, NODE_24, PENDING_22, RUNNING_22
 
 # Prints what the file of its name holds (on standard error if there is one that ends in .err), and counts its calls.
 SAY = """#!/bin/bash
@@ -68,6 +67,7 @@ class Stand:
             path.write_text(text.format(base=base))
             path.chmod(0o755)
         self.env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "SQUEUE_FORMAT": "%all", "SLURM_TIME_FORMAT": "relative"}
+        self.says("sinfo", "slurm-wlm 24.11.0\n")
         self.says("squeue", QUEUE)
         self.says("squeue.json", json.dumps({"jobs": [PENDING_22 | {"job_id": 1}]}))
 
@@ -129,39 +129,14 @@ def test_only_changed_jobs_are_read_where_squeue_can(stand, client):
     assert stand.json_reads() == 2
 
 
-def test_a_squeue_that_prints_all_jobs_is_asked_for_all(stand, client):
-    """Slurm 22.05 prints the JSON of all jobs, whichever is asked for: then one read is enough, and none is single."""
-    for state in "ABC":
-        lines, records = listed((1, state), (2, "A"))
-        stand.says("squeue", lines)
-        stand.says("squeue.json", records)
-        assert [job.name for job in client.jobs()] == [state, "A"]
-    assert stand.json_reads() == 3
-    assert " -j " not in stand.calls("squeue")[-1]
-
-
-def test_only_changed_jobs_are_parsed_in_the_json_of_all(stand, client, monkeypatch):
-    """Where squeue prints all jobs, a change is one read, of which the records of unchanged jobs are not parsed."""
-
-    def says(*jobs):
-        lines, records = listed(*jobs)
-        stand.says("squeue", lines)
-        stand.says("squeue.json", json.dumps(json.loads(records), indent=2))
-
-    for state in "XA":  # the second read tells that squeue prints all jobs
-        says((1, "A"), (2, "A"), (3, state))
-        before = client.jobs()
-    says((1, "B"), (2, "B"), (4, "A"))
-    lines, _ = listed((1, "A"), (2, "B"), (4, "A"))
-    stand.says("squeue", lines)
-    after = client.jobs()
-    assert [(job.slurm_job_id, job.name) for job in after] == [("1", "A"), ("2", "B"), ("4", "A")]
-    assert after[0] is before[0]
-    says((1, "A"), (2, "B"), (4, "A"))
-    monkeypatch.setattr(job_list, "REFRESH_SECONDS", 0.0)
-    assert all(map(operator.is_, client.jobs(), after))
-    assert len([call for call in stand.calls("squeue") if " -j " in call]) == 1
-    assert stand.json_reads() == 4
+def test_slurm_22_is_asked_for_texts(stand, client):
+    """Its squeue prints the JSON of all jobs, whichever is asked for; a record's text costs less."""
+    stand.says("sinfo", "slurm-wlm 22.05.8\n")
+    stand.says("scontrol", text_of({"job_id": 1, "name": "my job"}))
+    (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
+    assert [job.name for job in client.jobs()] == ["my job"]
+    assert stand.calls("scontrol") == ["-a -d show job 1"]
+    assert stand.json_reads() == 0
 
 
 def test_a_changed_queue_is_read_again(stand, client):
@@ -243,30 +218,32 @@ def test_nodes_are_read(stand, client):
 
 
 MEET = """#!/bin/bash
-[[ "$*" == *--version* ]] && {{ echo slurm 22.05.8; exit 0; }}
 touch {base}/$(basename $0).met
-until [[ -f {base}/squeue.met && -f {base}/sinfo.met ]]; do sleep 0.01; done
-case "$(basename $0) $*" in squeue*--json*) cat {base}/squeue.json.out ;; sinfo*) cat {base}/sinfo.json.out ;; esac
+until [[ -f {base}/squeue.met && -f {base}/scontrol.met ]]; do sleep 0.01; done
+case "$(basename $0) $*" in
+  squeue*--json*) cat {base}/squeue.json.out ;;
+  squeue*) cat {base}/squeue.out ;;
+  *) cat {base}/nodes.out ;;
+esac
 """
 
 
 def test_jobs_and_nodes_are_read_at_the_same_time(stand):
     """Each command ends only once the other one has begun."""
-    for name in ("squeue", "sinfo"):
+    for name in ("squeue", "scontrol"):
         (stand.base / "bin" / name).write_text(MEET.format(base=stand.base))
-    stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
+    stand.says("nodes", json.dumps({"nodes": [NODE_24]}))
     jobs, nodes = CommandLineClient(stand.env, timeout=30).jobs_and_nodes()
     assert ([job.job_id for job in jobs], [node.name for node in nodes]) == ([1], ["n1"])
 
 
-@pytest.mark.parametrize(("name", "said"), [("squeue", "Socket timed out"), ("sinfo", "Permission denied")])
+@pytest.mark.parametrize(("name", "said"), [("squeue", "Socket timed out"), ("scontrol", "Permission denied")])
 def test_an_error_of_either_read_is_raised(stand, client, name, said):
     """Whichever of jobs and nodes cannot be read, its typed error comes, and the next read is whole."""
-    (stand.base / "bin" / "sinfo").write_text(SAY.format(base=stand.base))
-    stand.says("sinfo", "slurm-wlm 22.05.8\n")
-    stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
+    (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
+    stand.says("scontrol.json", json.dumps({"nodes": [NODE_24]}))
     client.nodes()
-    wrong = f"{name}.json" if name == "sinfo" else name
+    wrong = f"{name}.json" if name == "scontrol" else name
     stand.complains(wrong, said)
     with pytest.raises(SlurmUnavailableError if name == "squeue" else SlurmPermissionError, match=said):
         client.jobs_and_nodes()

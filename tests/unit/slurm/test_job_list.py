@@ -1,6 +1,7 @@
 """The list of jobs that is read a part at a time: equal to a list read whole, in bounded reads, after any history."""
 
 import json
+from concurrent.futures import Future
 from itertools import count
 
 import pytest
@@ -8,24 +9,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.slurm import job_list
-from metasched.slurm.errors import SlurmCommandError, SlurmUnavailableError
+from metasched.slurm.errors import NoSuchJobError, SlurmUnavailableError
 from metasched.slurm.job_list import JobList
+from metasched.slurm.job_readers import JsonReader, TextReader
+from metasched.slurm.json_parser import JobsParser
+from tests.unit.slurm.job_texts import text_of
 from tests.unit.slurm.test_json_parser import PENDING_22
+
+ON_N3 = {
+    "allocated_nodes": [{"nodename": "n3", "memory_allocated": 0, "sockets": {"0": {"cores": {"0": "allocated"}}}}]
+}
+
+
+def at_once(call):
+    """Starts nothing: the call's result is that of now, whenever it is asked for."""
+    future = Future()
+    try:
+        future.set_result(call())
+    except SlurmUnavailableError as error:
+        future.set_exception(error)
+    return future
 
 
 class Queue:
-    """A squeue with records by id, each a dictionary of the fields that differ from a pending job's.
+    """A Slurm with records by id, each a dictionary of the fields that differ from a pending job's.
 
     Attributes:
-        prints_all: whether its JSON always has all jobs, as in Slurm 22.05.
-        asked: the ids of each read of JSON; None for a read of all.
-        down: whether Slurm does not answer reads of JSON.
-        hidden: the id of a record that is left out of reads of JSON; None for none.
+        texts: whether records are read as texts, as in Slurm 22.05.
+        asked: the ids of each read of records; None for a read of all.
+        down: whether Slurm does not answer reads of records.
+        hidden: the id of a record that is left out of reads of records; None for none.
     """
 
-    def __init__(self, *, prints_all=False):
+    def __init__(self, *, texts=False):
         self.records = {}
-        self.prints_all = prints_all
+        self.texts = texts
         self.asked = []
         self.down = False
         self.hidden = None
@@ -36,36 +54,71 @@ class Queue:
         self.records[number] = {"job_id": number, "submit_time": number, **fields}
         return number
 
+    def reader(self):
+        return TextReader(self.run, self.run_for_large, at_once) if self.texts else JsonReader(self.run_for_json)
+
     def run(self, argv):
         assert "--json" not in argv
+        if argv[0] == "scontrol":
+            return self.show_jobs(int(argv[5]) if len(argv) > 5 else None)
+        ids = [int(number) for number in argv[argv.index("-j") + 1].split(",")] if "-j" in argv else None
+        if "-O" in argv:
+            found = [record for record in self.found(ids) if record["job_id"] in (ids or self.lines())]
+            return "".join(f"{one['job_id']:<20}{one.get('admin_comment', '(null)'):<300}\n" for one in found)
+        if "-r" in argv:
+            return "".join(f"{record['job_id']}\n" for record in self.found(ids))
         return "".join(
             f"{number}|{number}|{record.get('job_state', 'PENDING')}|{record.get('array_task_string', '')}"
             f"|{record['submit_time']}|{record.get('priority', 0)}|||||||N/A\n"
-            for number, record in self.records.items()
+            for number, record in self.lines().items()
         )
+
+    def lines(self):
+        """The records with a line of squeue's; the line of an array stands for its pending tasks."""
+        return {
+            number: record
+            for number, record in self.records.items()
+            if record.get("array_task_id") is None or "job_state" in record
+        }
+
+    def found(self, ids):
+        """The records that Slurm prints where it is asked for some, or all."""
+        if self.down:
+            raise SlurmUnavailableError("no answer")
+        if ids is not None and len(ids) == 1 and ids[0] not in self.records:
+            raise NoSuchJobError("slurm_load_jobs error: Invalid job id specified")
+        return [
+            record
+            for number, record in self.records.items()
+            if ids is None or number in ids or record.get("array_job_id") in ids
+            if number != self.hidden
+        ]
+
+    def run_for_large(self, argv):
+        return self.run_for_json(argv) if "--json" in argv else self.run(argv).encode()
 
     def run_for_json(self, argv):
         ids = [int(number) for number in argv[argv.index("-j") + 1].split(",")] if "-j" in argv else None
         self.asked.append(ids)
-        if self.down:
-            raise SlurmUnavailableError("squeue: no answer")
-        if ids is not None and len(ids) == 1 and ids[0] not in self.records:
-            raise SlurmCommandError("slurm_load_jobs error: Invalid job id specified")
         found = [
-            PENDING_22 | record
-            for number, record in self.records.items()
-            if ids is None or self.prints_all or number in ids or record.get("array_job_id") in ids
-            if number != self.hidden
+            PENDING_22 | record | ({"job_resources": ON_N3} if record.get("job_state") == "RUNNING" else {})
+            for record in self.found(ids)
         ]
         return json.dumps({"jobs": found}, indent=2).encode()
 
+    def show_jobs(self, number):
+        self.asked.append(None if number is None else [number])
+        found = self.found(None if number is None else [number])
+        running = {"allocation": ("Nodes=n3 CPU_IDs=0 Mem=0 GRES=",)}
+        return text_of(*(record | (running if record.get("job_state") == "RUNNING" else {}) for record in found))
+
     def listed(self):
-        """What a list that is read whole would have, by id."""
-        return {job.slurm_job_id: job for job in jobs_of(self).read()}
+        """What a list that reads the JSON of all jobs would have, by id."""
+        return {job.slurm_job_id: job for job in JobsParser().parse(self.run_for_json([])).records}
 
 
 def jobs_of(queue):
-    return JobList(queue.run, queue.run_for_json, lambda errors: None)
+    return JobList(queue.run, queue.reader, lambda errors: None)
 
 
 def by_id(jobs):
@@ -97,7 +150,7 @@ def test_jobs_that_arrive_at_once_are_read_in_several_polls(queue, few_reads):
     assert queue.asked[-1] == [running, 1, new[0]]
     assert len(jobs.read()) == 6
     assert by_id(jobs.read()) == queue.listed()
-    assert [len(ids) for ids in queue.asked if ids] == [3, 3, 1]
+    assert [len(ids) for ids in queue.asked if ids] == [1, 3, 3, 1]
 
 
 def test_a_change_of_a_known_job_waits_behind_earlier_ones_only(queue, few_reads):
@@ -140,7 +193,7 @@ def test_what_a_line_does_not_show_is_refreshed_a_part_at_a_time(queue, few_read
     monkeypatch.setattr(job_list, "REFRESH_SECONDS", 60.0)
     jobs.read()
     assert {job.comment for job in jobs.read()} == {"edited"}
-    assert queue.asked == [[2, 1], [4, 3], [5]]
+    assert queue.asked == [[1, 2], [3, 4], [5]]
     jobs.read()
     assert len(queue.asked) == 3
 
@@ -186,7 +239,7 @@ def test_a_gone_job_is_dropped_without_a_read(queue):
     jobs.read()
     del queue.records[gone]
     assert by_id(jobs.read()).keys() == {"1"}
-    assert queue.asked == [None]
+    assert queue.asked == [[1, 2]]
 
 
 def test_a_job_that_goes_between_the_two_reads_is_dropped(queue, monkeypatch):
@@ -204,13 +257,13 @@ EVENTS = ("come", "come", "start", "end", "go", "write", "comment", "down", "hid
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 9)), max_size=30), st.booleans())
-def test_the_list_becomes_that_of_a_whole_read_after_any_history(events, prints_all):
+def test_the_list_becomes_that_of_a_whole_read_after_any_history(events, texts):
     """No read but the first, or one after many urgent changes, asks for more records than allowed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_list, "MOST_READS", 4)
         patch.setattr(job_list, "REFRESH_READS", 2)
         patch.setattr(job_list, "REFRESH_POLLS", 100)
-        queue = Queue(prints_all=prints_all)
+        queue = Queue(texts=texts)
         jobs = jobs_of(queue)
         jobs.read()
         for event, number in events:
