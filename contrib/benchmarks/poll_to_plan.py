@@ -336,8 +336,12 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
         )
         polls["reading the status"] = dict.fromkeys(polls["steady"].keys() - {"MiB"}, 0.0) | reading(shared)
         for name in POLICIES:
-            for row_name in (f"first round, {name}", f"round, {name}"):
-                controller.reconfigure(config, policy_named(name))
+            for row_name, settings in (
+                (f"first round, {name}", config),
+                (f"poll after it, {name}", without_rounds),  # publishes the round where that took long
+                (f"round, {name}", config),
+            ):
+                controller.reconfigure(settings, policy_named(name))
                 polls[row_name] = polled(controller, watch)
             snapshot = watch.last["decide"][0]
             result["free"][name] = on_free_gpus(snapshot, policy_named(name))

@@ -14,6 +14,11 @@ class PollTimes:
         self._present: dict[str, float] = {}
         self.last: Mapping[str, float] = {}
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the steps of the present poll that have ended."""
+        return sum(self._present.values())
+
     def begin(self) -> None:
         """Begin a poll; what was measured of the poll before becomes ``last``."""
         self.last, self._present = self._present or self.last, {}

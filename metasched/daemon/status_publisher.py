@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 FINISHED_SHOWN = 50
 """The most ended jobs in the published status: those that ended last."""
+LONG_POLL_SECONDS, LATEST_SECONDS = 0.5, 3.0
+"""A poll that took longer leaves publishing to a later one, unless what is published is older than the second time."""
 PUBLISH_SECONDS = 1.0
 """Time between two publications, unless a round was decided, jobs have come or gone, or Slurm's state has changed."""
 
@@ -152,7 +154,12 @@ class StatusPublisher:
     def _is_due(self, controller: Controller, state: ClusterState) -> bool:
         """Whether to publish now; what is left out comes with a later poll."""
         last = self._last
-        if last is None or not self._reuses or not 0 <= state.snapshot.now - last.published < PUBLISH_SECONDS:
+        age = 0.0 if last is None else state.snapshot.now - last.published
+        if last is None or not self._reuses or age < 0:
+            return True
+        if controller.poll_times.elapsed > LONG_POLL_SECONDS and age < LATEST_SECONDS:
+            return False
+        if age >= PUBLISH_SECONDS:
             return True
         news = state.arrived or state.completed or len(state.jobs) != len(self._position)
         return bool(news) or (last.round, last.slurm) != (controller.round_number, controller.slurm_error or "ok")

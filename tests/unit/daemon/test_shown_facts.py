@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from metasched.core.model import Placement
+from metasched.daemon import status_publisher
 from metasched.daemon.fairness_status import alone_and_left, most_gpus_of_a_node
 from metasched.slurm.client import Reservation
 from tests.builders import job, node
@@ -143,3 +144,16 @@ def test_a_running_job_is_left_with_its_present_speed():
     assert alone_and_left(running, most) == (50.0, 100.0)
     for unknown in ({"total_steps": None}, {"speed": None}, {"speed": Speeds()}, {"gpus": 0}):
         assert alone_and_left(running.evolve(**unknown), most) is None
+
+
+def test_long_polls_leave_publishing_to_later_ones_for_some_seconds(site, monkeypatch):
+    """What is published is never much older than the last poll, however long polls take."""
+    site.run(1)
+    monkeypatch.setattr(status_publisher, "LONG_POLL_SECONDS", -1.0)
+    first = site.status().published
+    slurm_job_id = site.add("--gres=gpu:1", seconds=1000)
+    site.run(1)
+    assert site.status().published == first
+    site.run(2 * status_publisher.LATEST_SECONDS)
+    assert shown(site, slurm_job_id).uid
+    assert site.slurm.now - site.status().published <= status_publisher.LATEST_SECONDS + 1
