@@ -47,6 +47,16 @@ def test_the_objects_of_earlier_polls_are_searched_once_in_a_while():
     assert gc.get_freeze_count() > 0
 
 
+def test_free_memory_is_given_back_after_each_poll():
+    """By the C library, where it can."""
+    given = []
+    collection = GarbageCollection(give_back=lambda: given.append(True))
+    collection.after_poll()
+    collection.after_poll()
+    assert given == [True, True]
+    GarbageCollection().after_poll()
+
+
 def test_what_was_dropped_is_searched_after_the_next_poll():
     """Where a search of all is asked for, it does not wait for its time; it is one search."""
     collection = GarbageCollection(lambda: 0.0)
