@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import fields
 from importlib.util import find_spec
 
 import pytest
@@ -107,6 +108,55 @@ class RealWorld:
         self.cluster.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=test")
 
 
+FORMS = (
+    ["--gres=gpu:2", "--nodes=2", "--ntasks=5", "--mem=1500"],
+    ["--gpus=1", "--nodes=1-2", "--ntasks=2", "--mem=2G", "--time=5", "--job-name=x  Y=1 "],
+    ["--array=0-9%2", "--gres=gpu:v100:1"],
+    ["--exclusive", "--gpus=2", "--comment= a  b "],
+    ["--gres=shard:1", "--nice=7"],
+    [
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--cpus-per-gpu=1",
+        "--mem-per-gpu=100M",
+        "--gpus-per-task=1",
+        "--hold",
+    ],
+    ["--nodelist=n1", "--exclude=n2", "--cpus-per-task=2", "--ntasks-per-node=3", "--hold", "--network=x y"],
+    ["--begin=now+1hour", "--nodes=4", "--gpu-bind=closest", "--mail-type=END", "--mail-user=ann"],
+    ["--gres=gpu:1", "--chdir={base}\n   AdminComment=metasched:0123456789abcdef "],
+    [
+        "--gres=gpu:1",
+        "--comment=x\n   StdErr=\n   StdIn=\n   StdOut=\n   Power=\n\nJobId=1 JobName=x\n   UserId=root(0)",
+    ],
+)
+"""Options of jobs that ask for resources in all forms, and of some with texts that look like lines of Slurm's."""
+
+
+def differing(text, json):
+    """The fields in which a job that was read as text is another than as JSON, but for a request that is past."""
+    names = {field.name for field in fields(text) if getattr(text, field.name) != getattr(json, field.name)}
+    if text.state is JobState.PENDING:
+        return names
+    return names - {"nodes_requested", "nodes_max"} - ({"cpus"} if text.ended is not None else set())
+
+
+def by_json(world):
+    """All jobs by their ids, as the JSON has them."""
+    printed, _ = run_command([*SQUEUE, "--json"], timeout=30, env=plain_environment(world.cluster.env))
+    return {job.slurm_job_id: job for job in parse_jobs(printed).records}
+
+
+def text_reader(world, asked_json):
+    """A reader of texts that notes its reads of JSON."""
+
+    def run(argv):
+        asked_json.extend(argv[-1:] if "--json" in argv else [])
+        return run_command(argv, timeout=30, env=plain_environment(world.cluster.env))[0]
+
+    return TextReader(run, lambda argv: run(argv).encode(), lambda call: pytest.fail("nothing of this can wait"))
+
+
 def up(nodes):
     settings = Settings((NodeGroup(nodes, shards=2),), kill_wait=KILL_WAIT, nodes_per_switch=2)
     return DevCluster.up(new_base(), settings, owner_pid=os.getpid())
@@ -172,27 +222,8 @@ class TestRealSlurmOnly:
         """Slurm 22.05: whatever a job asks for and whatever state it is in, with the forms of all numbers."""
         if world.client.settings().version >= json_releases.PRINTS_SINGLE_JOBS:
             pytest.skip("this release prints the JSON of single jobs, which is read there")
-        forged = "x\n   StdErr=\n   StdIn=\n   StdOut=\n   Power=\n\nJobId=1 JobName=x\n   UserId=root(0)"
-        for options in (
-            ["--gres=gpu:2", "--nodes=2", "--ntasks=5", "--mem=1500"],
-            ["--gpus=1", "--nodes=1-2", "--ntasks=2", "--mem=2G", "--time=5", "--job-name=x  Y=1 "],
-            ["--array=0-9%2", "--gres=gpu:v100:1"],
-            ["--exclusive", "--gpus=2", "--comment= a  b "],
-            ["--gres=shard:1", "--nice=7"],
-            [
-                "--nodes=2",
-                "--ntasks-per-node=2",
-                "--cpus-per-gpu=1",
-                "--mem-per-gpu=100M",
-                "--gpus-per-task=1",
-                "--hold",
-            ],
-            ["--nodelist=n1", "--exclude=n2", "--cpus-per-task=2", "--ntasks-per-node=3", "--hold", "--network=x y"],
-            ["--begin=now+1hour", "--nodes=4", "--gpu-bind=closest", "--mail-type=END", "--mail-user=ann"],
-            ["--gres=gpu:1", f"--chdir={world.base}\n   AdminComment=metasched:0123456789abcdef "],
-            ["--gres=gpu:1", f"--comment={forged}"],
-        ):
-            world.submit(*options)
+        for options in FORMS:
+            world.submit(*[option.format(base=world.base) for option in options])
         ended = [world.submit(does="exit 3"), world.submit(does="exit 0"), world.submit(does="exit 85")]
         requeued, suspended, stamped = world.started(), world.started(), world.submit("--hold")
         world.submit(f"--dependency=afterany:{suspended}")
@@ -202,32 +233,22 @@ class TestRealSlurmOnly:
         for job_id in ended:
             world.wait(lambda seen, job_id=job_id: seen[job_id].state is not JobState.RUNNING, "the short job is over")
 
-        def run(argv):
-            return run_command(argv, timeout=30, env=plain_environment(world.cluster.env))[0]
-
-        def by_json():
-            return {job.slurm_job_id: job for job in parse_jobs(run([*SQUEUE, "--json"])).records}
-
         asked_json = []
-
-        def run_for_large(argv):
-            asked_json.extend(argv[-1:] if "--json" in argv else [])
-            return run(argv).encode()
-
-        def reader():
-            return TextReader(run, run_for_large, lambda call: pytest.fail("nothing of this can wait"))
-
         deadline = time.monotonic() + 60
         while True:
-            before = by_json()
+            before = by_json(world)
             record_ids = {str(job.job_id) for job in before.values()}
-            many = {job.slurm_job_id: job for job in reader().read(record_ids, {}).parsed.records}
-            single = [job for one in record_ids for job in reader().read([one], {}).parsed.records]
-            if before == by_json():  # nothing has changed meanwhile
+            many = {job.slurm_job_id: job for job in text_reader(world, asked_json).read(record_ids, {}).parsed.records}
+            single = [
+                job for one in record_ids for job in text_reader(world, asked_json).read([one], {}).parsed.records
+            ]
+            if before == by_json(world):  # nothing has changed meanwhile
                 break
             assert time.monotonic() < deadline, "the jobs do not come to rest"
-        assert many == before
-        assert {job.slurm_job_id: job for job in single} == before
+        assert many.keys() == before.keys()
+        for found in (*many.values(), *single):
+            assert not differing(found, before[found.slurm_job_id]), found
+        assert {job.slurm_job_id for job in single} == before.keys()
         assert asked_json, "the forged texts are read as JSON"
         assert {before[job_id].exit_code for job_id in ended} >= {3, 0}
 
