@@ -18,7 +18,7 @@ from itertools import chain, islice
 
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.job_readers import SQUEUE, JobReader, Reading, by_record
+from metasched.slurm.job_readers import SQUEUE, JobReader, Reading
 
 # %A is the id of the record itself: tasks of an array that are not split off yet share a record. All fields are
 # Slurm's own: a user's text could hold anything. A line that equals the previous poll's means the same job: a requeue
@@ -70,8 +70,8 @@ class JobList:
         # The lines are read first: a change between the two reads shows in the next poll.
         text = self._run([*SQUEUE, "-h", "-o", _FINGERPRINT])
         if self._reader is None:
-            reader = self._new_reader()
-            self._take(reader.read(_lines(text.splitlines()), {}))
+            reader, lines = self._new_reader(), _lines(text.splitlines())
+            self._take(reader.read(lines, (), lines))
             self._reader, self._text, self._refreshed = reader, text, time.monotonic()
         else:
             self._note_changes(self._text, text)
@@ -103,40 +103,33 @@ class JobList:
 
     def _read_changed(self, reader: JobReader) -> None:
         """Read the urgent records, and others as far as the reader has them."""
-        is_refreshing = bool(self._refresh)
-        others = self._next_others(in_parts=reader.reads_in_parts)
-        if not (self._urgent or others):
-            return
-        self._take(reader.read(list(self._urgent), others))
-        if is_refreshing and not self._refresh:
-            reader.forget_all_but(self._records)
-
-    def _next_others(self, *, in_parts: bool) -> dict[str, str]:
-        """The lines of pending records to read, and of those to refresh, in parts some of both; by their ids."""
         now = time.monotonic()
         is_due = not self._refresh and now - self._refreshed >= REFRESH_SECONDS
-        if not (self._pending or self._refresh or is_due):
-            return {}
+        if not (self._urgent or self._pending or self._refresh or is_due):
+            return
         lines = _lines(self._text.splitlines())
         if is_due:  # all that have a line, also one that an earlier read did not have
             self._refresh, self._refreshed = dict.fromkeys(lines), now
+        is_refreshing = bool(self._refresh)
         pending: Iterable[str] = (one for one in self._pending if one not in self._urgent)
         refreshed: Iterable[str] = self._refresh
-        if in_parts:
+        if reader.reads_in_parts:
             pending = islice(pending, max(MOST_READS - len(self._urgent), 0))
             refreshed = islice(refreshed, max(REFRESH_READS, -(-len(lines) // REFRESH_POLLS)))
-        return {one: lines[one] for one in dict.fromkeys(chain(pending, refreshed)) if one not in self._urgent}
+        others = [one for one in dict.fromkeys(chain(pending, refreshed)) if one not in self._urgent]
+        self._take(reader.read(list(self._urgent), others, lines))
+        if is_refreshing and not self._refresh:
+            reader.forget_all_but(self._records)
 
     def _take(self, reading: Reading) -> None:
         """Take the jobs that were found for the records that were read; a known record keeps its place."""
-        self._warn(reading.parsed.errors)
-        found = by_record(reading.parsed.records)
+        self._warn(reading.errors)
         for record_id in reading.answered:
             for left in (self._urgent, self._pending, self._refresh):
                 left.pop(record_id, None)
-            if record_id not in found:
+            if record_id not in reading.records:
                 self._records.pop(record_id, None)
-        self._records.update(found)
+        self._records.update(reading.records)
         self._update_jobs()
 
     def _update_jobs(self) -> None:
@@ -156,8 +149,9 @@ def _differences(before: str, after: str) -> tuple[dict[str, str], set[str]]:
 
 
 def _lines(lines: Iterable[str]) -> dict[str, str]:
-    """Return lines without forecasts, by the id of the record."""
+    """Return lines without forecasts, by the id of the record; what is no line of a record is left out."""
     return {
-        line.partition("|")[0]: line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
+        record_id: line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
         for line in lines
+        if (record_id := line.partition("|")[0]).isdecimal()
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ from typing import Protocol
 from metasched.slurm import job_text, json_parser
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.command_runner import Buffer
-from metasched.slurm.errors import NoSuchJobError
+from metasched.slurm.errors import MalformedOutputError, NoSuchJobError
 from metasched.slurm.json_parser import Parsed
 
 MOST_NAMED = 1000
@@ -25,7 +24,11 @@ MOST_PARSED = 500
 """Texts that are parsed in one call, of a read in the background; one takes 0.15 ms."""
 SQUEUE = ("squeue", "-a", "-t", "all")
 _SCONTROL = ("scontrol", "-a", "-d", "show", "job")
-_ID_WIDTH, _ADMIN_COMMENT_WIDTH = 20, 300  # characters; a longer AdminComment is read from JSON
+_ID_WIDTH, _ADMIN_COMMENT_WIDTH = 20, 300  # bytes; a record with a longer AdminComment is read from JSON
+
+
+Records = Mapping[str, tuple[SlurmJob, ...]]
+"""The jobs of records, by the ids of the records; the tasks of an array that are not split off share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,19 @@ class Reading:
     """What one read found.
 
     Attributes:
-        parsed: the jobs, and one error for each record that cannot be read.
+        records: the jobs of the records that were read, and of others that Slurm printed with them.
         answered: the ids of the records that were read; those of them that Slurm does not know have no jobs.
+        errors: one error for each record that cannot be read.
     """
 
-    parsed: Parsed[SlurmJob]
-    answered: Collection[str]
+    records: Records
+    answered: Collection[str] = ()
+    errors: tuple[MalformedOutputError, ...] = ()
+
+    def __add__(self, later: Reading) -> Reading:
+        """Return both; of a record that both have, the jobs of the later one."""
+        records = {**self.records, **later.records}
+        return Reading(records, [*self.answered, *later.answered], self.errors + later.errors)
 
 
 class JobReader(Protocol):
@@ -47,19 +57,20 @@ class JobReader(Protocol):
     reads_in_parts: bool
     """Whether each record costs Slurm's time, so that few at a time are asked for."""
 
-    def read(self, urgent: Collection[str], others: Mapping[str, str]) -> Reading:
-        """Read records; jobs of further ones may be found, too.
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
+        """Read records.
 
         Args:
             urgent: the ids of records that are read in this call.
-            others: the lines of squeue about records that a later call may answer, by their ids.
+            others: the ids of records that a later call may answer.
+            lines: squeue's lines about all records, by their ids, read before this call.
 
         Raises:
             SlurmError: Slurm does not answer, or its answer cannot be read.
         """
 
-    def forget_all_but(self, records: Mapping[str, Sequence[SlurmJob]]) -> None:
-        """Forget the jobs of all records but these, which are given by their ids."""
+    def forget_all_but(self, records: Records) -> None:
+        """Forget the jobs of all records but these."""
 
 
 class JsonReader:
@@ -75,10 +86,12 @@ class JsonReader:
         self._run = run_for_json
         self._parser = json_parser.JobsParser()
 
-    def read(self, urgent: Collection[str], others: Mapping[str, str]) -> Reading:
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
         """See JobReader."""
+        del lines
         asked = dict.fromkeys([*urgent, *others])
-        return Reading(self._parse(asked), asked)
+        parsed = self._parse(asked)
+        return Reading(_by_record(parsed.records), asked, parsed.errors)
 
     def _parse(self, record_ids: Collection[str]) -> Parsed[SlurmJob]:
         if not record_ids:
@@ -91,7 +104,7 @@ class JsonReader:
             return Parsed((), ())
         return self._parser.parse(document, whole=False)
 
-    def forget_all_but(self, records: Mapping[str, Sequence[SlurmJob]]) -> None:
+    def forget_all_but(self, records: Records) -> None:
         """See JobReader."""
         self._parser.forget_all_but(chain.from_iterable(records.values()))
 
@@ -102,16 +115,18 @@ class _Texts:
 
     Attributes:
         changed: the texts that differ from those of the last read, by the ids of the records.
-        same: the ids of the records whose texts do not.
+        unchanged: the ids of the records whose texts do not.
         doubtful: the ids of the records whose texts a user's text may have made or ended.
-        tasks: the ids of records of array tasks that have no line of squeue's, by their arrays.
+        undecided: the ids of records that may be doubtful, because others came while they were read.
+        more: the ids of further records that Slurm prints with one, such as the tasks of an array.
         admin_comments: what squeue prints of all records, by their ids; None for texts of one record.
     """
 
     changed: Mapping[str, str]
-    same: Collection[str]
+    unchanged: Collection[str]
     doubtful: Collection[str]
-    tasks: Mapping[str, Sequence[str]]
+    undecided: Collection[str]
+    more: Mapping[str, Sequence[str]]
     admin_comments: Mapping[str, str] | None
 
 
@@ -121,25 +136,26 @@ class _BackgroundRead:
 
     Attributes:
         texts: its result.
-        lines: the lines of the records that it is to answer, as they were when it began.
-        later: the ids of the records that were read since.
+        lines: squeue's lines before it began, by the ids of the records.
+        read_since: the ids of the records that were read since.
     """
 
     texts: Future[_Texts]
     lines: Mapping[str, str]
-    later: set[str]
+    read_since: set[str]
 
-    def answerable(self, lines: Mapping[str, str]) -> list[str]:
-        """Return the ids of records that it answers, with at most ``MOST_PARSED`` changed texts.
+    def answerable(self, asked: Iterable[str], lines: Mapping[str, str]) -> list[str]:
+        """Return which of some records it answers, with at most ``MOST_PARSED`` changed texts.
 
         Args:
-            lines: the present lines of the records that are asked for.
+            asked: the ids of the records.
+            lines: squeue's present lines about all records, by their ids.
         """
-        same = self.texts.result().same
-        found = [one for one, line in lines.items() if self.lines.get(one) == line and one not in self.later]
-        changed = [one for one in found if one not in same]
-        left = set(changed[MOST_PARSED:])
-        return [one for one in found if one not in left]
+        texts = self.texts.result()
+        left_out = self.read_since.union(texts.undecided)
+        found = [one for one in asked if self.lines.get(one) == lines.get(one) and one not in left_out]
+        late = set([one for one in found if one not in texts.unchanged][MOST_PARSED:])
+        return [one for one in found if one not in late]
 
 
 class TextReader:
@@ -168,118 +184,150 @@ class TextReader:
         self._known: dict[str, tuple[int, tuple[SlurmJob, ...]]] = {}
         self._background: _BackgroundRead | None = None
 
-    def read(self, urgent: Collection[str], others: Mapping[str, str]) -> Reading:
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
         """See JobReader."""
         asked = dict.fromkeys([*urgent, *others])
         if len(urgent) > MOST_SINGLE:
             self._background = None
-            return Reading(self._take(self._read_all(), asked), asked)
-        if len(asked) > MOST_SINGLE:
-            asked = dict.fromkeys(urgent)
-        found: list[Parsed[SlurmJob]] = []
-        for record_id in asked:
-            with contextlib.suppress(NoSuchJobError):
-                found.append(self._take(self._read_one(record_id), [record_id]))
-        answered, parsed = self._read_in_background(asked, {one: others[one] for one in others if one not in asked})
-        found.append(parsed)
-        records, errors = (one.records for one in found), (one.errors for one in found)
-        whole = Parsed(tuple(chain.from_iterable(records)), tuple(chain.from_iterable(errors)))
-        return Reading(whole, [*asked, *answered])
+            texts = self._read_all({*lines, *self._known})
+            sure = [record_id for record_id in asked if record_id not in texts.undecided]
+            rest = [record_id for record_id in asked if record_id in texts.undecided]
+            return self._take(texts, sure) + self._read_singly(rest)
+        now = list(asked if len(asked) <= MOST_SINGLE else dict.fromkeys(urgent))
+        found = self._read_singly(now)
+        read_now = {*now, *found.records}
+        return self._answer_in_background([one for one in asked if one not in read_now], lines, read_now) + found
 
-    def forget_all_but(self, records: Mapping[str, Sequence[SlurmJob]]) -> None:
+    def forget_all_but(self, records: Records) -> None:
         """See JobReader."""
         self._known = {record_id: known for record_id, known in self._known.items() if record_id in records}
 
-    def _read_in_background(
-        self, read_now: Collection[str], others: Mapping[str, str]
-    ) -> tuple[Collection[str], Parsed[SlurmJob]]:
-        """Return what a read in the background answers of the other records; begin one where there is none.
+    def _read_singly(self, record_ids: Iterable[str]) -> Reading:
+        found = Reading({})
+        for record_id in record_ids:
+            try:
+                printed = self._run_for_large([*_SCONTROL, record_id])
+            except NoSuchJobError:
+                found += Reading({}, [record_id])
+            else:
+                found += self._take(self._sorted(printed, {record_id}, {record_id}, None), [record_id])
+        return found
+
+    def _answer_in_background(
+        self, asked: Collection[str], lines: Mapping[str, str], read_now: Collection[str]
+    ) -> Reading:
+        """Return what a read in the background answers of some records; begin one where there is none.
+
+        What it leaves undecided is read singly.
 
         Raises:
             SlurmError: it has failed.
         """
-        answered: list[str] = []
-        parsed: Parsed[SlurmJob] = Parsed((), ())
+        found = Reading({})
         background, self._background = self._background, None
         if background is not None:
-            background.later.update(read_now)
+            background.read_since.update(read_now)
             if background.texts.done():
                 texts = background.texts.result()
-                answered = background.answerable(others)
-                parsed = self._take(texts, answered, background.later)
-                background.later.update(answered)
-        if background is not None and (answered or not background.texts.done()):
+                found = self._take(texts, background.answerable(asked, lines), background.read_since)
+                undecided = [one for one in asked if one in texts.undecided and one not in background.read_since]
+                found += self._read_singly(undecided[:MOST_SINGLE])
+                background.read_since.update(found.answered)
+        if background is not None and (found.answered or not background.texts.done()):
             self._background = background
-        elif others:
-            self._background = _BackgroundRead(self._start(self._read_all), dict(others), set())
-        return answered, parsed
+        elif asked:
+            before = {*lines, *self._known}
+            self._background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines, set())
+        return found
 
-    def _read_all(self) -> _Texts:
+    def _read_all(self, before: Collection[str]) -> _Texts:
         printed = self._run_for_large(_SCONTROL)
         comments = self._admin_comments()
-        return self._sorted(printed, comments, comments)
+        return self._sorted(printed, before, comments.keys(), comments)
 
-    def _read_one(self, record_id: str) -> _Texts:
-        return self._sorted(self._run_for_large([*_SCONTROL, record_id]), [record_id], None)
+    def _sorted(
+        self,
+        printed: Buffer,
+        before: Collection[str],
+        after: Collection[str],
+        comments: Mapping[str, str] | None,
+    ) -> _Texts:
+        """Sort what scontrol prints.
 
-    def _sorted(self, printed: Buffer, listed: Collection[str], comments: Mapping[str, str] | None) -> _Texts:
-        """Sort what scontrol prints; ``listed`` are the ids of the records that exist, but for some tasks of arrays."""
+        Args:
+            printed: the output.
+            before: the ids of records that existed before it.
+            after: the ids of records that squeue lists after it, which may leave out some of a group.
+            comments: what squeue prints of all records, by their ids; None for the output about one record.
+        """
         records = list(job_text.records(printed))
-        arrays = {one.array_id for one in records if one.job_id not in listed and one.array_id in listed}
-        existing = {*listed, *self._tasks_of(arrays)}
+        groups = {one.group_id for one in records if one.job_id not in after and one.group_id in after}
+        existing = {*after, *self._members_of(groups)}
         times = Counter(one.job_id for one in records)
         doubtful: set[str] = set()
-        for before, one in pairwise([None, *records]):
-            # The text of the record before may have made this one.
-            if one is not None and (one.job_id not in existing or times[one.job_id] > 1):
-                doubtful |= {one.job_id, *([before.job_id] if before else [])}
-        changed: dict[str, str] = {}
-        same: set[str] = set()
-        tasks: dict[str, list[str]] = {}
-        for one in records:
-            if one.job_id not in existing:
+        undecided: set[str] = set()
+        for previous, one in pairwise([None, *records]):
+            if one is None:
                 continue
-            if one.job_id not in listed:
-                tasks.setdefault(one.array_id, []).append(one.job_id)
+            # The text of the previous record may have made this one.
+            both = {one.job_id, *([previous.job_id] if previous else [])}
+            if one.job_id not in existing or times[one.job_id] > 1:
+                doubtful |= both
+            elif comments is not None and one.job_id not in before:
+                undecided |= both | {one.group_id}
+        changed: dict[str, str] = {}
+        unchanged: set[str] = set()
+        more: dict[str, list[str]] = {}
+        for one in records:
+            if one.job_id not in existing or one.job_id in doubtful:
+                continue
+            if one.job_id not in after:
+                more.setdefault(one.group_id, []).append(one.job_id)
             text, known = one.text(printed), self._known.get(one.job_id)
-            if known is not None and known[0] == hash(job_text.lasting(text)) and one.job_id not in doubtful:
-                same.add(one.job_id)
+            if known is not None and known[0] == hash(job_text.lasting(text)):
+                unchanged.add(one.job_id)
             else:
                 changed[one.job_id] = text
-        return _Texts(changed, same, doubtful & existing, tasks, comments)
+        return _Texts(changed, unchanged, doubtful & existing, undecided - doubtful, more, comments)
 
-    def _take(self, texts: _Texts, record_ids: Collection[str], later: Collection[str] = ()) -> Parsed[SlurmJob]:
-        """Parse the texts of records, and those of tasks without a line of squeue's that were not read later."""
-        found: list[SlurmJob] = []
+    def _take(self, texts: _Texts, record_ids: Collection[str], read_since: Collection[str] = ()) -> Reading:
+        """Parse the texts of records, and those of more that Slurm prints with them and that were not read since."""
+        found: dict[str, tuple[SlurmJob, ...]] = {}
         left: set[str] = set()  # to be read from JSON
-        tasks = (task for record_id in record_ids for task in texts.tasks.get(record_id, ()) if task not in later)
-        for record_id in dict.fromkeys([*record_ids, *tasks]):
+        left_out = {*read_since, *texts.undecided}
+        more = (one for record_id in record_ids for one in texts.more.get(record_id, ()) if one not in left_out)
+        for record_id in dict.fromkeys([*record_ids, *more]):
             known, text = self._known.get(record_id), texts.changed.get(record_id)
             jobs: tuple[SlurmJob, ...] = ()
-            if record_id not in texts.doubtful and text is not None:
+            if text is not None:
                 jobs = _parse(record_id, text)
                 if jobs and self._is_confirmed(jobs[0], texts):
                     self._known[record_id] = hash(job_text.lasting(text)), jobs
                 else:
                     jobs = ()
-            elif record_id in texts.same and known is not None:
+            elif record_id in texts.unchanged and known is not None:
                 jobs = known[1]
-            found += jobs
-            if not jobs and (text is not None or record_id in texts.same):
+            if jobs:
+                found[record_id] = jobs
+            elif text is not None or record_id in texts.unchanged or record_id in texts.doubtful:
                 left.add(record_id)
-        by_json: Parsed[SlurmJob] = self._read_json(left) if left else Parsed((), ())
-        for record_id, jobs in by_record(by_json.records).items():
-            text = None if record_id in texts.doubtful else texts.changed.get(record_id)
+        if not left:
+            return Reading(found, record_ids)
+        by_json = self._read_json(left)
+        records = _by_record(by_json.records)
+        for record_id, jobs in records.items():
+            text = texts.changed.get(record_id)
             if text is not None and not job_text.hides_hold(text):
                 self._known[record_id] = hash(job_text.lasting(text)), jobs
-        return Parsed((*found, *by_json.records), by_json.errors)
+        return Reading({**found, **records}, record_ids, by_json.errors)
 
-    def _tasks_of(self, arrays: Collection[str]) -> list[str]:
-        """Return the ids of the records of arrays."""
-        if not arrays:
+    def _members_of(self, groups: Collection[str]) -> list[str]:
+        """Return the ids of the records of arrays and of heterogeneous jobs."""
+        if not groups:
             return []
+        named = ["-j", ",".join(sorted(groups))] if len(groups) <= MOST_NAMED else []
         try:
-            return self._run([*SQUEUE, "-h", "-r", "-o", "%A", "-j", ",".join(sorted(arrays))]).split()
+            return self._run([*SQUEUE, "-h", "-r", "-o", "%A", *named]).split()
         except NoSuchJobError:
             return []
 
@@ -295,7 +343,10 @@ class TextReader:
         return printed.get(record_id) == job.admin_comment.rstrip()
 
     def _admin_comments(self, record_id: str | None = None) -> dict[str, str]:
-        """Return the beginnings of AdminComments by the ids of the records, of one record or all."""
+        """Return the beginnings of AdminComments by the ids of the records, of one record or all.
+
+        A record with an AdminComment that has a line break is left out.
+        """
         form = f"JobID:{_ID_WIDTH},admin_comment:{_ADMIN_COMMENT_WIDTH}"
         try:
             printed = self._run_for_large([*SQUEUE, "-h", "-O", form, *(["-j", record_id] if record_id else [])])
@@ -304,9 +355,10 @@ class TextReader:
         found: dict[str, str] = {}
         begin = 0
         while (end := printed.find(b"\n", begin)) >= 0:
-            line = bytes(printed[begin:end]).decode(errors="replace")
-            comment = line[_ID_WIDTH:].rstrip()
-            found[line[:_ID_WIDTH].strip()] = "" if comment == "(null)" else comment
+            line = bytes(printed[begin:end])
+            comment = line[_ID_WIDTH:].decode(errors="replace").rstrip()
+            if len(line) == _ID_WIDTH + _ADMIN_COMMENT_WIDTH:
+                found[line[:_ID_WIDTH].decode(errors="replace").strip()] = "" if comment == "(null)" else comment
             begin = end + 1
         return found
 
@@ -319,8 +371,8 @@ class TextReader:
         return Parsed(tuple(asked), parsed.errors)
 
 
-def by_record(jobs: Iterable[SlurmJob]) -> dict[str, tuple[SlurmJob, ...]]:
-    """Return jobs by the ids of their records, in their order; tasks of an array may share a record."""
+def _by_record(jobs: Iterable[SlurmJob]) -> dict[str, tuple[SlurmJob, ...]]:
+    """Return jobs, which stand by record, by the ids of their records."""
     return {str(job_id): tuple(tasks) for job_id, tasks in groupby(jobs, attrgetter("job_id"))}
 
 

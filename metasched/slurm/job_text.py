@@ -7,12 +7,16 @@ Slurm 22.05 has no JSON of single jobs, and its JSON of all costs eight times th
        Priority=0 Nice=0 Account=lab QOS=normal
        ...
 
-What users write (names, comments, directories) may hold line breaks, and lines like Slurm's own. Only a record whose
-lines have the keys of ``_LINES`` in their order, each once, is accepted: nearly everywhere a user's line breaks the
-order, or stands twice. Records with a ``TresBind`` or ``TresFreq`` are not accepted, because a line break in these
-could bring another request. A directory with a line break may bring an ``AdminComment`` or a ``Comment`` where the job
-has none. The comment is the user's own to choose; an ``AdminComment`` must be confirmed by another source. A line break
-may also end a record early and begin another one; ``job_readers`` finds out which records there are.
+What users write (names, comments, directories, the network) may hold blanks, line breaks, and words like Slurm's own:
+
+- Of each line only the fields in ``_READ`` are read, which come before any text of a user in their line, and of equal
+  ones the first. A name is the rest of its line.
+- Only a record whose lines begin with the keys of ``_LINES`` in their order, each once, is accepted. A line break in
+  a name, a comment or a path brings a line that is out of order, or that stands twice.
+- A line break in a directory may bring an ``AdminComment`` or a ``Comment`` where the job has none. The comment is the
+  user's own to choose; an ``AdminComment`` must be confirmed by another source.
+- Lines with other texts of users just before a line that is read (``TresBind``, ``ClusterFeatures``) are not accepted.
+- A line break may also end a record early and begin another one. ``job_readers`` finds out which records there are.
 """
 
 from __future__ import annotations
@@ -30,18 +34,45 @@ _IDS_WIDTH = 80  # characters that have the ids of a record
 _LINES = (
     "JobId", "HetJobIdSet?", "UserId", "Priority", "JobState", "Requeue", "DerivedExitCode", "RunTime", "SubmitTime",
     "AccrueTime", "ResizeTime?", "StartTime", "PreemptEligibleTime?", "SuspendTime", "Partition", "ReqNodeList",
-    "NodeList", "BatchFeatures?", "BatchHost?", "NumNodes", "TRES", "Socks/Node", "JOB_GRES?", "Nodes?", "MinCPUsNode",
-    "Features", "ClusterFeatures?", "Prefer?", "Reservation?", "OverSubscribe", "Command", "WorkDir", "AdminComment?",
-    "SystemComment?", "Comment?", "StdErr?", "StdIn?", "StdOut?", "Switches?", "Power", "GresEnforceBind?",
-    "CpusPerTres?", "MemPerTres?", "TresPerJob?", "TresPerNode?", "TresPerSocket?",
-    "TresPerTask?", "MailUser?",
+    "NodeList", "BatchHost?", "NumNodes", "TRES", "Socks/Node", "JOB_GRES?", "Nodes?", "MinCPUsNode", "Features",
+    "Reservation?", "OverSubscribe", "Command", "WorkDir", "AdminComment?", "SystemComment?", "Comment?", "StdErr?",
+    "StdIn?", "StdOut?", "Switches?", "Power", "GresEnforceBind?", "CpusPerTres?", "MemPerTres?", "TresPerJob?",
+    "TresPerNode?", "TresPerSocket?", "TresPerTask?", "MailUser?",
 )  # fmt: skip
 _RANK = {line.rstrip("?"): rank for rank, line in enumerate(_LINES)}
 _REQUIRED = frozenset(line for line in _LINES if not line.endswith("?"))
-_TEXTS = frozenset({"Command", "WorkDir", "StdErr", "StdIn", "StdOut", "MailUser"})  # not read
+_READ: Mapping[str, frozenset[str]] = {
+    "JobId": frozenset({"JobId", "ArrayJobId", "ArrayTaskId", "HetJobId"}),
+    "UserId": frozenset({"UserId"}),
+    "Priority": frozenset({"Priority", "Account", "QOS"}),
+    "JobState": frozenset({"JobState", "Reason", "Dependency"}),
+    "Requeue": frozenset({"Requeue", "Restarts", "BatchFlag", "ExitCode"}),
+    "RunTime": frozenset({"TimeLimit"}),
+    "SubmitTime": frozenset({"SubmitTime", "EligibleTime"}),
+    "StartTime": frozenset({"StartTime", "EndTime"}),
+    "Partition": frozenset({"Partition"}),
+    "ReqNodeList": frozenset({"ReqNodeList", "ExcNodeList"}),
+    "NumNodes": frozenset({"NumNodes", "NumCPUs", "NumTasks"}),
+    "TRES": frozenset({"TRES"}),
+    "Socks/Node": frozenset({"NtasksPerN:B:S:C"}),
+    "MinCPUsNode": frozenset({"MinMemoryNode", "MinMemoryCPU"}),
+    "Features": frozenset({"Features"}),
+    "Reservation": frozenset({"Reservation"}),
+    "OverSubscribe": frozenset({"OverSubscribe"}),
+    "CpusPerTres": frozenset({"CpusPerTres"}),
+    "MemPerTres": frozenset({"MemPerTres"}),
+    "TresPerJob": frozenset({"TresPerJob"}),
+    "TresPerNode": frozenset({"TresPerNode"}),
+    "TresPerSocket": frozenset({"TresPerSocket"}),
+    "TresPerTask": frozenset({"TresPerTask"}),
+}
+"""The fields that are read of each line, by its first key."""
 _COMMENTS = {"AdminComment": "admin_comment", "Comment": "comment"}
+_GROUP = re.compile(r"(?:ArrayJobId|HetJobId)=([0-9]+)", re.ASCII)
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SIMPLE_REASON = re.compile(r"[A-Za-z]+", re.ASCII)
+_CHANGING = re.compile(r"(\n   RunTime=|\n   AccrueTime=| LastSchedEval=)(?:[0-9:-]+|Unknown)")
+_FORECAST = re.compile(r"\n   StartTime=(?:[0-9]+|Unknown) EndTime=(?:[0-9]+|Unknown) ")
 _REASON_OF_HELD = re.compile(r"\n   Priority=0 .*\n   JobState=PENDING Reason=(\S+)")
 _NUMBER = re.compile(r"([0-9]+)([KMGTP]?)(?:-[0-9]+[KMGTP]?)?", re.ASCII)  # of a range, the lower end
 _UPPER = re.compile(r"[0-9]+[KMGTP]?-([0-9]+[KMGTP]?)", re.ASCII)
@@ -57,12 +88,12 @@ class Record:
 
     Attributes:
         job_id: its id; of a task of an array that is split off, its own.
-        array_id: the id of its array; "" for none.
+        group_id: the id of its array, or of the first component of its heterogeneous job; "" for none.
         begin, end: positions of its text.
     """
 
     job_id: str
-    array_id: str
+    group_id: str
     begin: int
     end: int
 
@@ -78,21 +109,15 @@ def records(output: Buffer) -> Iterator[Record]:
         end = output.find(b"\n\nJobId=", begin)
         end = len(output) if end < 0 else end
         ids = bytes(output[begin : min(end, begin + _IDS_WIDTH)]).decode(errors="replace").split(" ")
-        array = ids[1] if len(ids) > 1 else ""
-        array_id = array.removeprefix("ArrayJobId=") if array.startswith("ArrayJobId=") else ""
-        yield Record(ids[0].removeprefix("JobId="), array_id, begin, end)
+        group = _GROUP.fullmatch(ids[1]) if len(ids) > 1 else None
+        yield Record(ids[0].removeprefix("JobId="), group[1] if group else "", begin, end)
         begin = end + len(b"\n\n")
 
 
 def lasting(text: str) -> str:
-    """Return the text of a record without what changes by itself: the time that a run took, forecasts."""
-    head, _, rest = text.partition("\n   RunTime=")
-    _, _, rest = rest.partition(" TimeLimit=")
-    times, _, rest = rest.partition("\n   AccrueTime=")
-    _, _, rest = rest.partition("\n   StartTime=")
-    run, _, rest = rest.partition("\n   SuspendTime=")
-    _, _, rest = rest.partition("\n   Partition=")
-    return "\n".join((head, times, "" if "\n   JobState=PENDING " in head else run, rest))
+    """Return the text of a record without the times that change by themselves, of a pending job also forecasts."""
+    masked = _CHANGING.sub(r"\1*", text)
+    return _FORECAST.sub("*", masked) if "\n   JobState=PENDING " in text else masked
 
 
 def hides_hold(text: str) -> bool:
@@ -111,26 +136,30 @@ def fields(text: str) -> Mapping[str, Any]:
     values: dict[str, str] = {}
     comments: dict[str, str] = {}
     nodes: list[Mapping[str, str]] = []
+    for key, line in _lines(text):
+        if key == "Nodes":
+            nodes.append(dict(_FIELD.findall(line)))
+        elif key in _COMMENTS:
+            comments[_COMMENTS[key]] = line.partition("=")[2].removesuffix(" ")
+        elif key in _READ:
+            slurms, _, name = line.partition(" JobName=") if key == "JobId" else (line, "", "")
+            values |= {"JobName": name} if key == "JobId" else {}
+            values |= reversed([one for one in _FIELD.findall(slurms) if one[0] in _READ[key]])  # the first one wins
+    return _as_json(values, nodes) | comments
+
+
+def _lines(text: str) -> list[tuple[str, str]]:
+    """Return the lines of a record with their first keys; raises ValueError where they are not Slurm's lines alone."""
+    found = [(line.lstrip(" ").partition("=")[0], line) for line in text.split("\n")]
     last = -1
-    lines = text.split("\n")
-    for line in lines:
-        key, _, value = line.lstrip(" ").partition("=")
+    for key, line in found:
         rank = _RANK.get(key, -1)
         if rank < last or (rank == last and key != "Nodes"):
             raise ValueError(f"an unexpected line: {line[:80]!a}")
         last = rank
-        if key == "JobId":
-            ids, _, values["JobName"] = line.partition(" JobName=")
-            values |= _FIELD.findall(ids)
-        elif key == "Nodes":
-            nodes.append(dict(_FIELD.findall(line)))
-        elif key in _COMMENTS:
-            comments[_COMMENTS[key]] = value.removesuffix(" ")
-        elif key not in _TEXTS:
-            values |= _FIELD.findall(line)
-    if missing := _REQUIRED - {line.lstrip(" ").partition("=")[0] for line in lines}:
+    if missing := _REQUIRED.difference(key for key, _ in found):
         raise ValueError(f"lines are missing: {', '.join(sorted(missing))}")
-    return _as_json(values, nodes) | comments
+    return found
 
 
 def _as_json(values: Mapping[str, str], nodes: list[Mapping[str, str]]) -> dict[str, Any]:
@@ -153,6 +182,8 @@ def _as_json(values: Mapping[str, str], nodes: list[Mapping[str, str]]) -> dict[
             "priority": int(values["Priority"]),
             "job_state": values["JobState"],
             **_reason(values["Reason"]),
+            **_array(values),
+            **_allocation(nodes),
             "dependency": word("Dependency"),
             "requeue": values["Requeue"] == "1",
             "restart_cnt": int(values["Restarts"]),
@@ -185,7 +216,7 @@ def _as_json(values: Mapping[str, str], nodes: list[Mapping[str, str]]) -> dict[
         }
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
-    return found | _array(values) | _allocation(nodes)
+    return found
 
 
 def _reason(reason: str) -> dict[str, str]:

@@ -108,6 +108,7 @@ class RealWorld:
         self.cluster.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=test")
 
 
+FORGED_FIELDS = "x UserId=root(0) ArrayJobId=1 ArrayTaskId=2 Account=vips Priority=9 NumNodes=7 TresPerJob=gres:gpu:8"
 FORMS = (
     ["--gres=gpu:2", "--nodes=2", "--ntasks=5", "--mem=1500"],
     ["--gpus=1", "--nodes=1-2", "--ntasks=2", "--mem=2G", "--time=5", "--job-name=x  Y=1 "],
@@ -122,7 +123,14 @@ FORMS = (
         "--gpus-per-task=1",
         "--hold",
     ],
-    ["--nodelist=n1", "--exclude=n2", "--cpus-per-task=2", "--ntasks-per-node=3", "--hold", "--network=x y"],
+    [
+        "--nodelist=n1",
+        "--exclude=n2",
+        "--cpus-per-task=2",
+        "--ntasks-per-node=3",
+        "--hold",
+        f"--network={FORGED_FIELDS}",
+    ],
     ["--begin=now+1hour", "--nodes=4", "--gpu-bind=closest", "--mail-type=END", "--mail-user=ann"],
     ["--gres=gpu:1", "--chdir={base}\n   AdminComment=metasched:0123456789abcdef "],
     [
@@ -145,6 +153,11 @@ def by_json(world):
     """All jobs by their ids, as the JSON has them."""
     printed, _ = run_command([*SQUEUE, "--json"], timeout=30, env=plain_environment(world.cluster.env))
     return {job.slurm_job_id: job for job in parse_jobs(printed).records}
+
+
+def jobs_of(reading):
+    """The jobs of a reading, by their ids."""
+    return {job.slurm_job_id: job for jobs in reading.records.values() for job in jobs}
 
 
 def text_reader(world, asked_json):
@@ -238,9 +251,12 @@ class TestRealSlurmOnly:
         while True:
             before = by_json(world)
             record_ids = {str(job.job_id) for job in before.values()}
-            many = {job.slurm_job_id: job for job in text_reader(world, asked_json).read(record_ids, {}).parsed.records}
+            lines = dict.fromkeys(record_ids, "")
+            many = jobs_of(text_reader(world, asked_json).read(record_ids, (), lines))
             single = [
-                job for one in record_ids for job in text_reader(world, asked_json).read([one], {}).parsed.records
+                job
+                for one in record_ids
+                for job in jobs_of(text_reader(world, asked_json).read([one], (), lines)).values()
             ]
             if before == by_json(world):  # nothing has changed meanwhile
                 break

@@ -9,7 +9,8 @@ FIELDS = {
     "required_nodes": "n[3-4]", "excluded_nodes": "(null)", "shared": "OK", "restart_cnt": 1, "requeue": 1,
     "dependency": "(null)", "exit_code": "0:0", "batch_flag": 1, "tres": "cpu=6,mem=3000M,node=2,billing=6",
     "allocation": (), "tres_lines": ("TresPerNode=gres:gpu:v100:2",), "resv_name": "", "command": "/home/ann/job.sh",
-    "directory": "/home/ann", "run_time": "00:00:00", "evaluated": 1795191941, "mail_user": "",
+    "directory": "/home/ann", "run_time": "00:00:00", "network": "(null)", "login": "login",
+    "evaluated": 1795191941, "mail_user": "",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def lines(record):
         f"AccrueTime={r['eligible_time']}",
         f"StartTime={r['start_time']} EndTime={r['end_time']} Deadline=N/A",
         f"SuspendTime=None SecsPreSuspend=0 LastSchedEval={r['evaluated']} Scheduler=Main",
-        f"Partition={r['partition']} AllocNode:Sid=login:1",
+        f"Partition={r['partition']} AllocNode:Sid={r['login']}:1",
         f"ReqNodeList={r['required_nodes']} ExcNodeList={r['excluded_nodes']}",
         "NodeList=",
         f"NumNodes={r['nodes']} NumCPUs={r['cpus']} NumTasks={r['tasks']} CPUs/Task=1 ReqB:S:C:T=0:0:*:*",
@@ -50,7 +51,7 @@ def lines(record):
         f"MinCPUsNode=1 {r['memory']} MinTmpDiskNode=0",
         f"Features={r['features']} DelayBoot=00:00:00",
         *([f"Reservation={r['resv_name']}"] if r["resv_name"] else []),
-        f"OverSubscribe={r['shared']} Contiguous=0 Licenses=(null) Network=(null)",
+        f"OverSubscribe={r['shared']} Contiguous=0 Licenses=(null) Network={r['network']}",
         f"Command={r['command']}",
         f"WorkDir={r['directory']}",
         *([f"AdminComment={r['admin_comment']} "] if r["admin_comment"] else []),

@@ -110,7 +110,7 @@ class Queue:
         self.asked.append(None if number is None else [number])
         found = self.found(None if number is None else [number])
         running = {"allocation": ("Nodes=n3 CPU_IDs=0 Mem=0 GRES=",)}
-        return text_of(*(record | (running if record.get("job_state") == "RUNNING" else {}) for record in found))
+        return text_of(*((running if one.get("job_state") == "RUNNING" else {}) | one for one in found))
 
     def listed(self):
         """What a list that reads the JSON of all jobs would have, by id."""
@@ -279,6 +279,7 @@ def test_the_list_becomes_that_of_a_whole_read_after_any_history(events, texts):
         for _ in range(30):
             jobs.read()
         assert by_id(jobs.read()) == queue.listed()
+        assert len(jobs.read()) == len(queue.listed())
         assert all(len(ids) <= 4 + 2 for ids in queue.asked if ids)
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from metasched.core.model import Hold
-from metasched.slurm import job_readers
+from metasched.slurm import job_list, job_readers
 from metasched.slurm.errors import SlurmUnavailableError
 from metasched.slurm.job_readers import MOST_NAMED, MOST_SINGLE, JsonReader, TextReader
 from tests.unit.slurm.job_texts import text_of
-from tests.unit.slurm.test_job_list import Queue, at_once
+from tests.unit.slurm.test_job_list import Queue, at_once, jobs_of
 
 STAMP = "metasched:0123456789abcdef"
 
@@ -26,10 +26,19 @@ def reader(queue):
     return queue.reader()
 
 
+def jobs_in(reading):
+    """The jobs of a reading by their ids, of which each stands once."""
+    jobs = [job for found in reading.records.values() for job in found]
+    by_id = {job.slurm_job_id: job for job in jobs}
+    assert len(jobs) == len(by_id)
+    return by_id
+
+
 def read(reader, *numbers):
-    reading = reader.read([str(number) for number in numbers], {})
-    assert not reading.parsed.errors
-    return {job.slurm_job_id: job for job in reading.parsed.records}
+    wanted = [str(number) for number in numbers]
+    reading = reader.read(wanted, [], dict.fromkeys(map(str, range(100)), "a"))
+    assert not reading.errors
+    return jobs_in(reading)
 
 
 def test_few_records_are_read_singly_and_many_at_once(queue, reader):
@@ -139,15 +148,15 @@ def test_who_holds_a_job_is_read_again_where_its_text_does_not_tell(queue, reade
 def test_an_unreadable_record_is_an_error_of_its_own(queue, reader):
     """The others are read."""
     queue.records[1]["job_state"] = "DANCING"
-    parsed = reader.read(["1", "2"], {}).parsed
-    assert [job.slurm_job_id for job in parsed.records if job.slurm_job_id in ("1", "2")] == ["2"]
+    parsed = reader.read(["1", "2"], [], others(queue))
+    assert jobs_in(parsed).keys() == {"2"}
     assert len(parsed.errors) == 1
 
 
 def test_a_text_reader_reads_nothing_of_no_jobs():
     """The words of scontrol for that are no record."""
     reader = TextReader(lambda argv: "", lambda argv: b"No jobs in the system\n", at_once)
-    assert reader.read([str(number) for number in range(1, 2 + MOST_SINGLE)], {}).parsed.records == ()
+    assert not reader.read([str(number) for number in range(1, 2 + MOST_SINGLE)], [], {}).records
 
 
 def others(queue, line="a"):
@@ -157,22 +166,22 @@ def others(queue, line="a"):
 
 def test_many_records_that_can_wait_are_read_in_the_background(queue, reader):
     """The call that begins it answers urgent records; the next one the others, of which few are parsed at a time."""
-    first = reader.read(["1"], others(queue))
+    first = reader.read(["1"], others(queue), others(queue))
     assert list(first.answered) == ["1"]
-    second = reader.read([], others(queue))
-    assert set(second.answered) == set(others(queue)) - {"1"}
+    second = reader.read([], others(queue), others(queue))
+    assert set(second.answered) == set(others(queue))
     assert queue.asked == [[1], None]
 
 
 def test_a_record_whose_line_has_changed_is_read_again(queue, reader):
     """What was read in the background may be from before the change."""
-    reader.read([], others(queue))
+    reader.read([], others(queue), others(queue))
     queue.records[2]["comment"] = "edited"
-    second = reader.read([], others(queue) | {"2": "b"})
+    second = reader.read([], others(queue), others(queue) | {"2": "b"})
     assert "2" not in second.answered
     found = {}
     for _ in range(3):
-        found |= {job.slurm_job_id: job for job in reader.read([], others(queue) | {"2": "b"}).parsed.records}
+        found |= jobs_in(reader.read([], others(queue), others(queue) | {"2": "b"}))
     assert found["2"].comment == "edited"
 
 
@@ -182,10 +191,11 @@ def test_a_record_that_was_read_since_is_not_set_back(queue, reader):
     queue.records[array]["array_job_id"] = array
     task = queue.add(array_job_id=array, array_task_id=4, comment="before")
     without = {number: line for number, line in others(queue).items() if number != str(task)}
-    reader.read([], without)
+    read(reader, array)
+    reader.read([], without, without)
     queue.records[1]["comment"] = queue.records[task]["comment"] = "after"
     for urgent in (["1", str(task)], []):
-        found = {job.slurm_job_id: job for job in reader.read(urgent, without).parsed.records}
+        found = jobs_in(reader.read(urgent, without, without))
         assert {found[job_id].comment for job_id in ("1", f"{array}_4") if job_id in found} <= {"after"}
         assert bool(urgent) == ("1" in found) == (f"{array}_4" in found) == (f"{array}_3" in found)
 
@@ -193,19 +203,101 @@ def test_a_record_that_was_read_since_is_not_set_back(queue, reader):
 def test_a_read_in_the_background_that_fails_is_an_error_of_the_next_call(queue, reader):
     """After it another one begins."""
     queue.down = True
-    reader.read([], others(queue))
+    reader.read([], others(queue), others(queue))
     with pytest.raises(SlurmUnavailableError):
-        reader.read([], others(queue))
+        reader.read([], others(queue), others(queue))
     queue.down = False
-    reader.read([], others(queue))
-    assert len(reader.read([], others(queue)).answered) == len(queue.records)
+    reader.read([], others(queue), others(queue))
+    assert len(reader.read([], others(queue), others(queue)).answered) == len(queue.records)
 
 
 def test_few_texts_are_parsed_at_a_time(queue, reader, monkeypatch):
     """Unchanged ones are not counted."""
     monkeypatch.setattr(job_readers, "MOST_PARSED", 3)
-    answers = [reader.read([], others(queue)).answered for _ in range(5)]
+    answers = [reader.read([], others(queue), others(queue)).answered for _ in range(5)]
     assert [len(answered) for answered in answers] == [0, 3, 3, 3, 1]
     queue.records[5]["comment"] = "edited"
-    answers = [reader.read([], others(queue)).answered for _ in range(4)]
+    answers = [reader.read([], others(queue), others(queue)).answered for _ in range(4)]
     assert max(len(answered) for answered in answers) == 10
+
+
+def scheduled(queue, between):
+    """The commands of a queue, between whose scontrol and squeue something happens, once."""
+    events = [between]
+
+    def run(argv):
+        printed = queue.run_for_large(argv)
+        if argv[0] == "scontrol" and len(argv) == 5 and events:
+            events.pop()()
+        return printed
+
+    return TextReader(queue.run, run, at_once)
+
+
+def short_forged(**record):
+    """A text after which a record seems to end, whose own request it then has, and another one to begin."""
+    head, _, rest = text_of(record).strip().partition("\n")
+    return f"x\n   StdErr=\n   StdIn=\n   StdOut=\n   Power=\n   TresPerJob=gres:gpu:1\n\n{head}\n{rest}"
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_forged_record_of_a_job_that_comes_meanwhile_is_not_believed(queue, in_background):
+    """Its id exists once squeue is asked; whether it did before, the lines tell."""
+    number = len(queue.records) + 1
+    queue.records[1]["comment"] = short_forged(job_id=number, user_name="root")
+    lines = others(queue)
+    reader = scheduled(queue, lambda: queue.add(comment="mine"))
+    found = {}
+    for _ in range(3 if in_background else 1):
+        reading = reader.read(*([], lines, lines) if in_background else (lines, [], lines))
+        found |= jobs_in(reading)
+    assert (found["1"].gpus_total, found["1"].gpus_per_node) == (None, 2)
+    assert str(number) not in found
+
+
+def test_a_forged_task_of_an_array_that_is_split_meanwhile_is_not_believed(queue):
+    """The array is read by itself, without the texts of others."""
+    array = queue.add(array_task_string="0-4")
+    queue.records[array]["array_job_id"] = array
+    lines = others(queue)
+    queue.records[1]["comment"] = short_forged(job_id=array + 1, array_job_id=array, array_task_id=4, user_name="root")
+
+    def split():
+        queue.records[array]["array_task_string"] = "0-3"
+        queue.add(array_job_id=array, array_task_id=4)
+
+    found = jobs_in(scheduled(queue, split).read(lines, [], lines))
+    assert {job.user for job in found.values()} == {"ann"}
+    assert found.keys() >= {f"{array}_{task}" for task in range(5)}
+
+
+def test_a_task_that_its_array_brings_with_it_stands_once(queue, reader):
+    """Also where both are read singly; the later text wins."""
+    array = queue.add(array_task_string="1-3")
+    queue.records[array]["array_job_id"] = array
+    task = queue.add(array_job_id=array, array_task_id=0, job_state="RUNNING")
+    assert len(read(reader, array, task)) == 4
+    reader.read([], others(queue), others(queue))
+    queue.records[task]["comment"] = "after"
+    found = jobs_in(reader.read([str(array)], others(queue), others(queue)))
+    assert found[f"{array}_0"].comment == "after"
+
+
+def test_what_is_no_longer_listed_is_forgotten(monkeypatch):
+    """Also where a refresh takes one poll."""
+    monkeypatch.setattr(job_list, "REFRESH_SECONDS", 0.0)
+    for texts in (True, False):
+        queue = Queue(texts=texts)
+        jobs = jobs_of(queue)
+        for _ in range(20):
+            queue.records.pop(queue.add() - 2, None)
+            jobs.read()
+        known = jobs._reader._known if texts else jobs._reader._parser._known
+        assert len(known) <= 3
+
+
+@pytest.mark.parametrize("line", ["Nodes=n1 Mem=1 GRES=", "Nodes=n1 CPU_IDs=0 GRES=", "Nodes=n1 CPU_IDs=x Mem=1"])
+def test_an_allocation_of_another_form_is_read_as_json(queue, reader, line):
+    """No other error leaves the reader."""
+    queue.records[1] |= {"job_state": "RUNNING", "allocation": (line,)}
+    assert read(reader, 1)["1"].allocated == {"n3": 0}

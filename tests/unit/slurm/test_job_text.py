@@ -161,6 +161,33 @@ def test_a_line_break_forges_no_field_of_slurms(place, forged, stamped):
     assert place in ("directory", "mail_user", "comment", "name")
 
 
+@pytest.mark.parametrize("place", [*PLACES, "network", "login"])
+def test_words_like_slurms_within_a_line_are_no_fields(place):
+    """Whatever stands before them in the line."""
+    forged = (
+        "x UserId=root(0) ArrayJobId=4 ArrayTaskId=2 HetJobId=3 Account=vips QOS=high Priority=9 NumNodes=7 JobId=4 "
+    )
+    forged += "TRES=node=7 TresPerJob=gres:gpu:8 Partition=secret JobState=FAILED Reason=None Features=a ExitCode=1:0"
+    found, expected = job(**{place: forged}), job()
+    for name in set(type(found).__dataclass_fields__) - {"name", "comment"}:
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x\n   RunTime= TimeLimit=\n   AccrueTime=\n   StartTime=\n   SuspendTime=",
+        "x\n   RunTime=1 TimeLimit=2\n   AccrueTime=3\n   StartTime=4 EndTime=5 Deadline=N/A",
+        "x\n   JobState=PENDING Reason=None\n   StartTime=4 EndTime=5 ",
+    ],
+)
+def test_a_name_hides_no_change(name):
+    """What changes by itself is left out wherever it stands, and nothing else."""
+    before = only_text({"name": name})
+    for change in ({"priority": 7}, {"job_state": "CANCELLED"}, {"user_name": "bob"}, {"time_limit": "00:05:00"}):
+        assert lasting(only_text({"name": name} | change)) != lasting(before)
+
+
 def test_a_forged_record_has_the_id_of_its_text():
     """Whoever asks for a record compares ids, and takes none that stands twice."""
     forged = text_of({"job_id": 7, "user_name": "root"}).strip()
