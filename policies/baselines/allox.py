@@ -29,6 +29,7 @@ does not fit.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,10 +147,9 @@ class AlloX(TimeSharePolicy):
             return
         types = sorted(gpu_type for gpu_type, gpus in inputs.capacity.items() if gpus > 0)
         present = [job for job in jobs if job.uid in started]
-        known = _known_seconds(inputs, [*waiting, *present], types)
+        seconds, width = _seconds(inputs, [*waiting, *present], types), fmean(job.gpus for job in waiting)
         for i, job in enumerate(waiting):
-            known[i] += _restart_costs(job, types, backfilled.get(job.uid))
-        seconds, width = _estimated(known), fmean(job.gpus for job in waiting)
+            seconds[i] += _restart_costs(job, types, backfilled.get(job.uid))
         left = [
             (started[job.uid], job.gpus, float(row[types.index(started[job.uid])]))
             for job, row in zip(present, seconds[len(waiting) :], strict=True)
@@ -185,7 +185,7 @@ class AlloX(TimeSharePolicy):
         if not types or not waiting:
             return
         waiting = waiting[: max(int(self.parameters.alpha * len(waiting)), sum(free[gpu_type] for gpu_type in types))]
-        seconds = _estimated(_known_seconds(inputs, waiting, types))
+        seconds = _seconds(inputs, waiting, types)
         for i, j in _first_on_machines(seconds, [free[gpu_type] for gpu_type in types]):
             if seconds[i, j] < IMPOSSIBLE:
                 started[waiting[i].uid] = types[j]
@@ -300,7 +300,7 @@ def _backfilled(
     types = sorted(gpu_type for gpu_type, gpus in free.items() if gpus > 0)
     if not types or not others:
         return backfilled
-    seconds = _estimated(_known_seconds(inputs, others, types))
+    seconds = _seconds(inputs, others, types)
     if len(others) > (most := max(BACKFILL_MATCHED, BACKFILL_PER_GPU * sum(free[gpu_type] for gpu_type in types))):
         fits = np.array([[job.gpus <= free[gpu_type] for gpu_type in types] for job in others])
         chosen = np.sort(np.argsort(np.where(fits, seconds, IMPOSSIBLE).min(axis=1), kind="stable")[:most])
@@ -496,12 +496,40 @@ def _known_seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequenc
         for j, gpu_type in enumerate(types):
             if gpu_type not in inputs.gpus_per_node[job.uid]:
                 found[i, j] = IMPOSSIBLE
-            elif job.remaining_steps is not None and (speed := inputs.speed(job, gpu_type)):
-                found[i, j] = job.remaining_steps / speed
+            elif job.remaining_steps is not None:
+                found[i, j] = job.remaining_steps / _speed(inputs, job, gpu_type)
     return found
 
 
-def _estimated(seconds: Floats) -> Floats:
-    """The seconds, with the mean of the known ones in place of NaN; 1 where none is known."""
-    known = seconds[seconds < IMPOSSIBLE]
-    return np.where(np.isnan(seconds), known.mean() if len(known) else 1.0, seconds)
+def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]) -> Floats:
+    """Remaining seconds of each job on each GPU type, shape (M, J), estimated where they are not known.
+
+    A job of unknown steps takes as long on its fastest type as is predicted from similar jobs, or else as the jobs of
+    known steps take on average on theirs, and longer on its other types by their speeds. A speed that is not known
+    leaves the mean of all known times.
+    """
+    seconds = _known_seconds(inputs, jobs, types)
+    known = np.where(seconds < IMPOSSIBLE, seconds, np.nan)
+    has_time = ~np.isnan(known).all(axis=1)
+    mean = float(np.nanmean(known)) if has_time.any() else 1.0
+    typical = float(np.nanmin(known[has_time], axis=1).mean()) if has_time.any() else 1.0
+    for i, job in enumerate(jobs):
+        if job.remaining_steps is not None:
+            continue
+        speeds = np.array([_speed(inputs, job, gpu_type) for gpu_type in types])
+        if not np.isnan(speeds).all():
+            shortest = typical if (predicted := _predicted_seconds(job)) is None else predicted
+            seconds[i] = np.where(np.isnan(seconds[i]), shortest * np.nanmax(speeds) / speeds, seconds[i])
+    return np.where(np.isnan(seconds), mean, seconds)
+
+
+def _speed(inputs: AllocationInputs, job: Job, gpu_type: str) -> float:
+    """The job's speed on a GPU type; NaN where it is not known, or where the job cannot run."""
+    return (inputs.speed(job, gpu_type) if gpu_type in inputs.gpus_per_node[job.uid] else None) or math.nan
+
+
+def _predicted_seconds(job: Job) -> float | None:
+    """The remaining seconds by the service of similar jobs; None where it is not known, or has been received."""
+    if job.expected_service is None or job.expected_service <= job.attained_service:
+        return None
+    return (job.expected_service - job.attained_service) / job.gpus

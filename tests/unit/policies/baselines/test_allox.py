@@ -202,6 +202,22 @@ def test_a_job_of_unknown_remaining_time_counts_as_an_average_one():
     assert list(started(AlloX(), jobs, cluster(v100=2))) == ["unknown", "short"]
 
 
+def test_a_job_of_unknown_remaining_time_has_its_speeds():
+    """`quick` loses ten times its speed on a K80, `steady` half of it."""
+    jobs = [known_job("s", "steady", table=TABLE), known_job("q", "quick", table=TABLE), known("k", 10)]
+    for two in itertools.permutations(jobs[:2]):
+        assert started(AlloX(), two, cluster(v100=1, k80=1)) == {"q": "v100", "s": "k80"}
+    assert started(AlloX(), jobs, cluster(v100=2, k80=1)) == {"q": "v100", "k": "v100", "s": "k80"}
+
+
+@pytest.mark.parametrize(("expected", "attained", "first"), [(5.0, 0.0, "u"), (5000.0, 0.0, "k"), (5.0, 9.0, "k")])
+def test_a_job_of_unknown_remaining_time_takes_as_long_as_similar_jobs_did(expected, attained, first):
+    """A job that has had more than they has no such time, and counts as an average one."""
+    unknown = known_job("u", table=TABLE).evolve(expected_service=expected, attained={"v100": attained})
+    others = [known("k", 1000), known("long", 10**6)]
+    assert started(AlloX(), [unknown, *others], cluster(v100=1)) == {first: "v100"}
+
+
 def test_the_reason_tells_the_time_share():
     """As words."""
     jobs = (known("a", 10), known("b", 100))
