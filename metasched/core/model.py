@@ -345,6 +345,13 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return None if self.total_steps is None else max(0.0, self.total_steps - (self.progress_steps or 0))
 
     @property
+    def predicted_service_left(self) -> float | None:
+        """GPU-seconds until the predicted service is received; None where none is predicted, or all was received."""
+        if self.expected_service is None or self.expected_service <= self.attained_service:
+            return None
+        return self.expected_service - self.attained_service
+
+    @property
     def elastic(self) -> bool:
         """Whether the job can run on different numbers of GPUs."""
         return self.min_gpus != self.max_gpus

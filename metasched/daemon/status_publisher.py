@@ -59,8 +59,10 @@ if TYPE_CHECKING:
 
 FINISHED_SHOWN = 50
 """The most ended jobs in the published status: those that ended last."""
-LONG_POLL_SECONDS, LATEST_SECONDS = 0.5, 3.0
-"""A poll that took longer leaves publishing to a later one, unless what is published is older than the second time."""
+LONG_POLL_SECONDS = 0.5
+"""A poll that took longer leaves publishing to a later poll."""
+LATEST_SECONDS = 3.0
+"""Age of the published status from which every poll publishes, however long it took."""
 PUBLISH_SECONDS = 1.0
 """Time between two publications, unless a round was decided, jobs have come or gone, or Slurm's state has changed."""
 
@@ -299,6 +301,7 @@ class StatusPublisher:
                 places.setdefault(self._rendered[uid].job.user, {})[uid] = place
 
         def content_of(user: str) -> bytes:
+            """Return the JSON of the user's own file: the user's live and ended jobs, apps and deferred jobs."""
             apps, deferred = ([one for one in part if one.user == user] for part in parts or ((), ()))
             own = self._own.get(user, {})
             live = [own[uid] for uid in sorted(own, key=self._position.__getitem__)]

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}", re.ASCII)
 _ITEM = re.compile(r"(?:[^,(]|\([^()]*\)|\()+")  # commas inside brackets do not separate items
 _MAX_ITEM = 1000  # characters
-_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/]+)=(\S*)")
+_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/_:]+)=(\S*)")
 
 
 def fields(line: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import chain, islice
 
 from metasched.slurm.client import SlurmJob
@@ -71,7 +72,7 @@ class JobList:
         text = self._run([*SQUEUE, "-h", "-o", _FINGERPRINT])
         if self._reader is None:
             reader, lines = self._new_reader(), _lines(text.splitlines())
-            self._take(reader.read(lines, (), lines))
+            self._take(reader.read(lines, (), lambda: lines))
             self._reader, self._text, self._refreshed = reader, text, time.monotonic()
         else:
             self._note_changes(self._text, text)
@@ -85,8 +86,7 @@ class JobList:
             return
         changed, gone = _differences(before, after)
         for record_id in gone:
-            for left in (self._urgent, self._pending, self._refresh):
-                left.pop(record_id, None)
+            self._ask_no_more(record_id)
             self._records.pop(record_id, None)
         for record_id, line in changed.items():
             (self._pending if "|PENDING|" in line else self._urgent)[record_id] = None
@@ -107,15 +107,16 @@ class JobList:
         is_due = not self._refresh and now - self._refreshed >= REFRESH_SECONDS
         if not (self._urgent or self._pending or self._refresh or is_due):
             return
-        lines = _lines(self._text.splitlines())
+        lines = cache(lambda: _lines(self._text.splitlines()))
         if is_due:  # all that have a line, also one that an earlier read did not have
-            self._refresh, self._refreshed = dict.fromkeys(lines), now
+            self._refresh, self._refreshed = dict.fromkeys(lines()), now
         is_refreshing = bool(self._refresh)
         pending: Iterable[str] = (one for one in self._pending if one not in self._urgent)
         refreshed: Iterable[str] = self._refresh
         if reader.reads_in_parts:
             pending = islice(pending, max(MOST_READS - len(self._urgent), 0))
-            refreshed = islice(refreshed, max(REFRESH_READS, -(-len(lines) // REFRESH_POLLS)))
+            if self._refresh:
+                refreshed = islice(self._refresh, max(REFRESH_READS, -(-len(lines()) // REFRESH_POLLS)))
         others = [one for one in dict.fromkeys(chain(pending, refreshed)) if one not in self._urgent]
         self._take(reader.read(list(self._urgent), others, lines))
         if is_refreshing and not self._refresh:
@@ -125,12 +126,16 @@ class JobList:
         """Take the jobs that were found for the records that were read; a known record keeps its place."""
         self._warn(reading.errors)
         for record_id in reading.answered:
-            for left in (self._urgent, self._pending, self._refresh):
-                left.pop(record_id, None)
+            self._ask_no_more(record_id)
             if record_id not in reading.records:
                 self._records.pop(record_id, None)
         self._records.update(reading.records)
         self._update_jobs()
+
+    def _ask_no_more(self, record_id: str) -> None:
+        """Ask for no read of a record, which was read or has gone."""
+        for asked in (self._urgent, self._pending, self._refresh):
+            asked.pop(record_id, None)
 
     def _update_jobs(self) -> None:
         self._jobs = tuple(chain.from_iterable(self._records.values()))

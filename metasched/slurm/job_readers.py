@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Protocol
 
@@ -25,7 +25,6 @@ MOST_PARSED = 500
 SQUEUE = ("squeue", "-a", "-t", "all")
 _SCONTROL = ("scontrol", "-a", "-d", "show", "job")
 _ID_WIDTH, _ADMIN_COMMENT_WIDTH = 20, 300  # bytes; a record with a longer AdminComment is read from JSON
-
 
 Records = Mapping[str, tuple[SlurmJob, ...]]
 """The jobs of records, by the ids of the records; the tasks of an array that are not split off share one."""
@@ -57,13 +56,13 @@ class JobReader(Protocol):
     reads_in_parts: bool
     """Whether each record costs Slurm's time, so that few at a time are asked for."""
 
-    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Callable[[], Mapping[str, str]]) -> Reading:
         """Read records.
 
         Args:
             urgent: the ids of records that are read in this call.
             others: the ids of records that a later call may answer.
-            lines: squeue's lines about all records, by their ids, read before this call.
+            lines: returns squeue's lines about all records, by their ids, read before this call.
 
         Raises:
             SlurmError: Slurm does not answer, or its answer cannot be read.
@@ -86,8 +85,8 @@ class JsonReader:
         self._run = run_for_json
         self._parser = json_parser.JobsParser()
 
-    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
-        """See JobReader."""
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Callable[[], Mapping[str, str]]) -> Reading:
+        """Return the jobs of all records that are asked for; raises SlurmError. The lines are not needed."""
         del lines
         asked = dict.fromkeys([*urgent, *others])
         parsed = self._parse(asked)
@@ -105,8 +104,22 @@ class JsonReader:
         return self._parser.parse(document, whole=False)
 
     def forget_all_but(self, records: Records) -> None:
-        """See JobReader."""
+        """Forget the parsed JSON of all records but these."""
         self._parser.forget_all_but(chain.from_iterable(records.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The text of one record.
+
+    Attributes:
+        text: what scontrol prints.
+        digest: the hash of what lasts of it. Python keys the hash with a secret of the process, so that no user finds
+            two texts alike.
+    """
+
+    text: str
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,7 @@ class _Texts:
         admin_comments: what squeue prints of all records, by their ids; None for texts of one record.
     """
 
-    changed: Mapping[str, str]
+    changed: Mapping[str, _Text]
     unchanged: Collection[str]
     doubtful: Collection[str]
     undecided: Collection[str]
@@ -179,17 +192,21 @@ class TextReader:
         start: Callable[[Callable[[], _Texts]], Future[_Texts]],
     ) -> None:
         self._run, self._run_for_large, self._start = run, run_for_large, start
-        # By the id of the record, with the hash of the lasting text, where that tells all of the jobs. Python keys the
-        # hash with a secret of the process, so that no user finds two texts alike.
+        self._parser = json_parser.JobsParser()
+        # By the id of the record, with the digest of its text, where the text tells all of the jobs.
         self._known: dict[str, tuple[int, tuple[SlurmJob, ...]]] = {}
         self._background: _BackgroundRead | None = None
 
-    def read(self, urgent: Collection[str], others: Collection[str], lines: Mapping[str, str]) -> Reading:
-        """See JobReader."""
+    def read(self, urgent: Collection[str], others: Collection[str], lines: Callable[[], Mapping[str, str]]) -> Reading:
+        """Return the jobs of the urgent records, and those of the others that a read in the background answers.
+
+        Raises:
+            SlurmError: Slurm does not answer, now or when the read in the background was made.
+        """
         asked = dict.fromkeys([*urgent, *others])
         if len(urgent) > MOST_SINGLE:
             self._background = None
-            texts = self._read_all({*lines, *self._known})
+            texts = self._read_all({*lines(), *self._known})
             sure = [record_id for record_id in asked if record_id not in texts.undecided]
             rest = [record_id for record_id in asked if record_id in texts.undecided]
             return self._take(texts, sure) + self._read_singly(rest)
@@ -199,7 +216,8 @@ class TextReader:
         return self._answer_in_background([one for one in asked if one not in read_now], lines, read_now) + found
 
     def forget_all_but(self, records: Records) -> None:
-        """See JobReader."""
+        """Forget the texts and the parsed JSON of all records but these."""
+        self._parser.forget_all_but(chain.from_iterable(records.values()))
         self._known = {record_id: known for record_id, known in self._known.items() if record_id in records}
 
     def _read_singly(self, record_ids: Iterable[str]) -> Reading:
@@ -210,18 +228,18 @@ class TextReader:
             except NoSuchJobError:
                 found += Reading({}, [record_id])
             else:
-                found += self._take(self._sorted(printed, {record_id}, {record_id}, None), [record_id])
+                found += self._take(self._sorted(printed, None, {record_id}, None), [record_id])
         return found
 
     def _answer_in_background(
-        self, asked: Collection[str], lines: Mapping[str, str], read_now: Collection[str]
+        self, asked: Collection[str], lines: Callable[[], Mapping[str, str]], read_now: Collection[str]
     ) -> Reading:
         """Return what a read in the background answers of some records; begin one where there is none.
 
-        What it leaves undecided is read singly.
+        Undecided records are read singly.
 
         Raises:
-            SlurmError: it has failed.
+            SlurmError: the read in the background has failed.
         """
         found = Reading({})
         background, self._background = self._background, None
@@ -229,15 +247,15 @@ class TextReader:
             background.read_since.update(read_now)
             if background.texts.done():
                 texts = background.texts.result()
-                found = self._take(texts, background.answerable(asked, lines), background.read_since)
+                found = self._take(texts, background.answerable(asked, lines()), background.read_since)
                 undecided = [one for one in asked if one in texts.undecided and one not in background.read_since]
                 found += self._read_singly(undecided[:MOST_SINGLE])
                 background.read_since.update(found.answered)
         if background is not None and (found.answered or not background.texts.done()):
             self._background = background
         elif asked:
-            before = {*lines, *self._known}
-            self._background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines, set())
+            before = {*lines(), *self._known}
+            self._background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines(), set())
         return found
 
     def _read_all(self, before: Collection[str]) -> _Texts:
@@ -248,15 +266,15 @@ class TextReader:
     def _sorted(
         self,
         printed: Buffer,
-        before: Collection[str],
+        before: Collection[str] | None,
         after: Collection[str],
         comments: Mapping[str, str] | None,
     ) -> _Texts:
-        """Sort what scontrol prints.
+        """Tell the records in an output apart: doubtful, undecided, changed and unchanged ones.
 
         Args:
             printed: the output.
-            before: the ids of records that existed before it.
+            before: the ids of records that existed before it; None for the output about one record.
             after: the ids of records that squeue lists after it, which may leave out some of a group.
             comments: what squeue prints of all records, by their ids; None for the output about one record.
         """
@@ -264,18 +282,11 @@ class TextReader:
         groups = {one.group_id for one in records if one.job_id not in after and one.group_id in after}
         existing = {*after, *self._members_of(groups)}
         times = Counter(one.job_id for one in records)
-        doubtful: set[str] = set()
-        undecided: set[str] = set()
-        for previous, one in pairwise([None, *records]):
-            if one is None:
-                continue
-            # The text of the previous record may have made this one.
-            both = {one.job_id, *([previous.job_id] if previous else [])}
-            if one.job_id not in existing or times[one.job_id] > 1:
-                doubtful |= both
-            elif comments is not None and one.job_id not in before:
-                undecided |= both | {one.group_id}
-        changed: dict[str, str] = {}
+        forged = {one.job_id for one in records if one.job_id not in existing or times[one.job_id] > 1}
+        new = set() if before is None else existing.difference(before, forged)
+        doubtful = _with_previous(records, forged)
+        undecided = _with_previous(records, new) | {one.group_id for one in records if one.job_id in new}
+        changed: dict[str, _Text] = {}
         unchanged: set[str] = set()
         more: dict[str, list[str]] = {}
         for one in records:
@@ -284,10 +295,11 @@ class TextReader:
             if one.job_id not in after:
                 more.setdefault(one.group_id, []).append(one.job_id)
             text, known = one.text(printed), self._known.get(one.job_id)
-            if known is not None and known[0] == hash(job_text.lasting(text)):
+            digest = hash(job_text.lasting(text))
+            if known is not None and known[0] == digest:
                 unchanged.add(one.job_id)
             else:
-                changed[one.job_id] = text
+                changed[one.job_id] = _Text(text, digest)
         return _Texts(changed, unchanged, doubtful & existing, undecided - doubtful, more, comments)
 
     def _take(self, texts: _Texts, record_ids: Collection[str], read_since: Collection[str] = ()) -> Reading:
@@ -300,9 +312,9 @@ class TextReader:
             known, text = self._known.get(record_id), texts.changed.get(record_id)
             jobs: tuple[SlurmJob, ...] = ()
             if text is not None:
-                jobs = _parse(record_id, text)
+                jobs = _parse(record_id, text.text)
                 if jobs and self._is_confirmed(jobs[0], texts):
-                    self._known[record_id] = hash(job_text.lasting(text)), jobs
+                    self._known[record_id] = text.digest, jobs
                 else:
                     jobs = ()
             elif record_id in texts.unchanged and known is not None:
@@ -317,8 +329,8 @@ class TextReader:
         records = _by_record(by_json.records)
         for record_id, jobs in records.items():
             text = texts.changed.get(record_id)
-            if text is not None and not job_text.hides_hold(text):
-                self._known[record_id] = hash(job_text.lasting(text)), jobs
+            if text is not None and not job_text.hides_hold(text.text):
+                self._known[record_id] = text.digest, jobs
         return Reading({**found, **records}, record_ids, by_json.errors)
 
     def _members_of(self, groups: Collection[str]) -> list[str]:
@@ -363,12 +375,18 @@ class TextReader:
         return found
 
     def _read_json(self, record_ids: Collection[str]) -> Parsed[SlurmJob]:
-        document, parser = self._run_for_large([*SQUEUE, "--json"]), json_parser.JobsParser()
-        if (picked := parser.pick(document, record_ids)) is not None:
+        document = self._run_for_large([*SQUEUE, "--json"])
+        if (picked := self._parser.pick(document, record_ids)) is not None:
             return Parsed(picked, ())
-        parsed = parser.parse(document)
+        parsed = self._parser.parse(document)
         asked = (job for job in parsed.records if not {str(job.job_id), str(job.array_job_id)}.isdisjoint(record_ids))
         return Parsed(tuple(asked), parsed.errors)
+
+
+def _with_previous(records: Sequence[job_text.Record], job_ids: Collection[str]) -> set[str]:
+    """Return ids of records, and those of the records printed just before them, whose texts may have made them."""
+    pairs = zip([None, *records], records, strict=False)
+    return {one.job_id for pair in pairs if pair[1].job_id in job_ids for one in pair if one is not None}
 
 
 def _by_record(jobs: Iterable[SlurmJob]) -> dict[str, tuple[SlurmJob, ...]]:
@@ -379,7 +397,7 @@ def _by_record(jobs: Iterable[SlurmJob]) -> dict[str, tuple[SlurmJob, ...]]:
 def _parse(record_id: str, text: str) -> tuple[SlurmJob, ...]:
     """Return the jobs of a record; none where its text cannot be read or trusted."""
     try:
-        parsed = json_parser.parse_job_record(job_text.fields(text))
-    except ValueError:
+        jobs = json_parser.parse_job_record(job_text.fields(text))
+    except (ValueError, MalformedOutputError):
         return ()
-    return () if parsed.errors or any(str(job.job_id) != record_id for job in parsed.records) else parsed.records
+    return () if any(str(job.job_id) != record_id for job in jobs) else jobs

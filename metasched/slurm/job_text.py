@@ -69,7 +69,6 @@ _READ: Mapping[str, frozenset[str]] = {
 """The fields that are read of each line, by its first key."""
 _COMMENTS = {"AdminComment": "admin_comment", "Comment": "comment"}
 _GROUP = re.compile(r"(?:ArrayJobId|HetJobId)=([0-9]+)", re.ASCII)
-_FIELD = re.compile(r"(\S+?)=(\S*)")
 _SIMPLE_REASON = re.compile(r"[A-Za-z]+", re.ASCII)
 _CHANGING = re.compile(r"(\n   RunTime=|\n   AccrueTime=| LastSchedEval=)(?:[0-9:-]+|Unknown)")
 _FORECAST = re.compile(r"\n   StartTime=(?:[0-9]+|Unknown) EndTime=(?:[0-9]+|Unknown) ")
@@ -121,7 +120,7 @@ def lasting(text: str) -> str:
 
 
 def hides_hold(text: str) -> bool:
-    """Whether the record is of a held job with a description in place of the reason, which would tell who holds it."""
+    """Whether a description replaces the reason of a held job: only the reason tells who holds the job."""
     return not all(map(_SIMPLE_REASON.fullmatch, _REASON_OF_HELD.findall(text)))
 
 
@@ -132,19 +131,20 @@ def fields(text: str) -> Mapping[str, Any]:
         ValueError: the record has another form, or a text of its user looks like lines of Slurm's.
     """
     if hides_hold(text):
-        raise ValueError("a description hides what holds the job")
+        raise ValueError("a description hides who holds the job")
     values: dict[str, str] = {}
     comments: dict[str, str] = {}
     nodes: list[Mapping[str, str]] = []
     for key, line in _lines(text):
         if key == "Nodes":
-            nodes.append(dict(_FIELD.findall(line)))
+            nodes.append(field_parsers.fields(line))
         elif key in _COMMENTS:
             comments[_COMMENTS[key]] = line.partition("=")[2].removesuffix(" ")
         elif key in _READ:
-            slurms, _, name = line.partition(" JobName=") if key == "JobId" else (line, "", "")
-            values |= {"JobName": name} if key == "JobId" else {}
-            values |= reversed([one for one in _FIELD.findall(slurms) if one[0] in _READ[key]])  # the first one wins
+            slurms, _, name = line.partition(" JobName=")
+            values |= {one: value for one, value in field_parsers.fields(slurms).items() if one in _READ[key]}
+            if key == "JobId":
+                values["JobName"] = name
     return _as_json(values, nodes) | comments
 
 
@@ -164,6 +164,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 def _as_json(values: Mapping[str, str], nodes: list[Mapping[str, str]]) -> dict[str, Any]:
     def word(key: str) -> str:
+        """Return a field; "" where Slurm prints none."""
         value = values.get(key, "")
         return "" if value == "(null)" else value
 

@@ -76,12 +76,9 @@ def parse_jobs(document: str) -> Parsed[SlurmJob]:
     return _parse(document, "squeue", "jobs", _label_job, _jobs)
 
 
-def parse_job_record(data: Mapping[str, Any]) -> Parsed[SlurmJob]:
-    """Parse the record of one job, which has the fields of ``squeue --json``."""
-    try:
-        return Parsed(tuple(_jobs(_Fields(_label_job(data), data))), ())
-    except MalformedOutputError as error:
-        return Parsed((), (error,))
+def parse_job_record(data: Mapping[str, Any]) -> tuple[SlurmJob, ...]:
+    """Return the jobs of one record with the fields of ``squeue --json``; raises MalformedOutputError."""
+    return tuple(_jobs(_Fields(_label_job(data), data)))
 
 
 class JobsParser:

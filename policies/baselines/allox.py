@@ -505,20 +505,21 @@ def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]
     """Remaining seconds of each job on each GPU type, shape (M, J), estimated where they are not known.
 
     A job of unknown steps takes as long on its fastest type as is predicted from similar jobs, or else as the jobs of
-    known steps take on average on theirs, and longer on its other types by their speeds. A speed that is not known
-    leaves the mean of all known times.
+    known steps take on average on theirs, and longer on its other types by their speeds. Where its speed is not known,
+    the time is the mean of all known times.
     """
     seconds = _known_seconds(inputs, jobs, types)
     known = np.where(seconds < IMPOSSIBLE, seconds, np.nan)
     has_time = ~np.isnan(known).all(axis=1)
-    mean = float(np.nanmean(known)) if has_time.any() else 1.0
-    typical = float(np.nanmin(known[has_time], axis=1).mean()) if has_time.any() else 1.0
+    mean, typical = 1.0, 1.0  # where no time is known
+    if has_time.any():
+        mean, typical = float(np.nanmean(known)), float(np.nanmin(known[has_time], axis=1).mean())
     for i, job in enumerate(jobs):
         if job.remaining_steps is not None:
             continue
         speeds = np.array([_speed(inputs, job, gpu_type) for gpu_type in types])
         if not np.isnan(speeds).all():
-            shortest = typical if (predicted := _predicted_seconds(job)) is None else predicted
+            shortest = typical if (predicted := job.predicted_service_left) is None else predicted / job.gpus
             seconds[i] = np.where(np.isnan(seconds[i]), shortest * np.nanmax(speeds) / speeds, seconds[i])
     return np.where(np.isnan(seconds), mean, seconds)
 
@@ -526,10 +527,3 @@ def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]
 def _speed(inputs: AllocationInputs, job: Job, gpu_type: str) -> float:
     """The job's speed on a GPU type; NaN where it is not known, or where the job cannot run."""
     return (inputs.speed(job, gpu_type) if gpu_type in inputs.gpus_per_node[job.uid] else None) or math.nan
-
-
-def _predicted_seconds(job: Job) -> float | None:
-    """The remaining seconds by the service of similar jobs; None where it is not known, or has been received."""
-    if job.expected_service is None or job.expected_service <= job.attained_service:
-        return None
-    return (job.expected_service - job.attained_service) / job.gpus

@@ -144,9 +144,8 @@ def _whole_training(job: Job, rates: Rates, slowdown: Slowdown, sizes: frozenset
     """The job with its iterations until the end of its training."""
     seconds, left = rates.seconds_per_step(job), job.remaining_steps
     if left is None:
-        attained = job.attained_service
-        known = job.expected_service is not None and job.expected_service > attained
-        work = (job.expected_service or 0.0) - attained if known else max(attained, UNKNOWN_WORK)
+        predicted = job.predicted_service_left
+        work = max(job.attained_service, UNKNOWN_WORK) if predicted is None else predicted
         left, seconds = (work, 1.0) if seconds is None else (work / seconds, seconds)
     elif seconds is None:
         seconds = (job.expected_service or UNKNOWN_WORK) / max(job.total_steps or 1.0, 1.0)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -251,12 +252,12 @@ class TestRealSlurmOnly:
         while True:
             before = by_json(world)
             record_ids = {str(job.job_id) for job in before.values()}
-            lines = dict.fromkeys(record_ids, "")
+            lines = partial(dict.fromkeys, record_ids, "")
             many = jobs_of(text_reader(world, asked_json).read(record_ids, (), lines))
             single = [
                 job
                 for one in record_ids
-                for job in jobs_of(text_reader(world, asked_json).read([one], (), lines)).values()
+                for job in jobs_of(text_reader(world, asked_json).read([one], (), dict)).values()
             ]
             if before == by_json(world):  # nothing has changed meanwhile
                 break

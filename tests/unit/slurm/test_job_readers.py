@@ -36,7 +36,7 @@ def jobs_in(reading):
 
 def read(reader, *numbers):
     wanted = [str(number) for number in numbers]
-    reading = reader.read(wanted, [], dict.fromkeys(map(str, range(100)), "a"))
+    reading = reader.read(wanted, [], lambda: dict.fromkeys(map(str, range(100)), "a"))
     assert not reading.errors
     return jobs_in(reading)
 
@@ -141,6 +141,7 @@ def test_who_holds_a_job_is_read_again_where_its_text_does_not_tell(queue, reade
     """The text stays the same when an administrator's hold replaces a user's."""
     queue.records[1] |= {"reason": "job_requeued_in_held_state", "state_reason": "JobHeldUser"}
     assert read(reader, 1)["1"].hold is Hold.USER
+    assert read(reader, 1)["1"] is read(reader, 1)["1"]
     queue.records[1]["state_reason"] = "JobHeldAdmin"
     assert read(reader, 1)["1"].hold is Hold.ADMIN
 
@@ -148,7 +149,7 @@ def test_who_holds_a_job_is_read_again_where_its_text_does_not_tell(queue, reade
 def test_an_unreadable_record_is_an_error_of_its_own(queue, reader):
     """The others are read."""
     queue.records[1]["job_state"] = "DANCING"
-    parsed = reader.read(["1", "2"], [], others(queue))
+    parsed = reader.read(["1", "2"], [], lambda: others(queue))
     assert jobs_in(parsed).keys() == {"2"}
     assert len(parsed.errors) == 1
 
@@ -156,7 +157,7 @@ def test_an_unreadable_record_is_an_error_of_its_own(queue, reader):
 def test_a_text_reader_reads_nothing_of_no_jobs():
     """The words of scontrol for that are no record."""
     reader = TextReader(lambda argv: "", lambda argv: b"No jobs in the system\n", at_once)
-    assert not reader.read([str(number) for number in range(1, 2 + MOST_SINGLE)], [], {}).records
+    assert not reader.read([str(number) for number in range(1, 2 + MOST_SINGLE)], [], dict).records
 
 
 def others(queue, line="a"):
@@ -166,22 +167,22 @@ def others(queue, line="a"):
 
 def test_many_records_that_can_wait_are_read_in_the_background(queue, reader):
     """The call that begins it answers urgent records; the next one the others, of which few are parsed at a time."""
-    first = reader.read(["1"], others(queue), others(queue))
+    first = reader.read(["1"], others(queue), lambda: others(queue))
     assert list(first.answered) == ["1"]
-    second = reader.read([], others(queue), others(queue))
+    second = reader.read([], others(queue), lambda: others(queue))
     assert set(second.answered) == set(others(queue))
     assert queue.asked == [[1], None]
 
 
 def test_a_record_whose_line_has_changed_is_read_again(queue, reader):
     """What was read in the background may be from before the change."""
-    reader.read([], others(queue), others(queue))
+    reader.read([], others(queue), lambda: others(queue))
     queue.records[2]["comment"] = "edited"
-    second = reader.read([], others(queue), others(queue) | {"2": "b"})
+    second = reader.read([], others(queue), lambda: others(queue) | {"2": "b"})
     assert "2" not in second.answered
     found = {}
     for _ in range(3):
-        found |= jobs_in(reader.read([], others(queue), others(queue) | {"2": "b"}))
+        found |= jobs_in(reader.read([], others(queue), lambda: others(queue) | {"2": "b"}))
     assert found["2"].comment == "edited"
 
 
@@ -192,10 +193,10 @@ def test_a_record_that_was_read_since_is_not_set_back(queue, reader):
     task = queue.add(array_job_id=array, array_task_id=4, comment="before")
     without = {number: line for number, line in others(queue).items() if number != str(task)}
     read(reader, array)
-    reader.read([], without, without)
+    reader.read([], without, lambda: without)
     queue.records[1]["comment"] = queue.records[task]["comment"] = "after"
     for urgent in (["1", str(task)], []):
-        found = jobs_in(reader.read(urgent, without, without))
+        found = jobs_in(reader.read(urgent, without, lambda: without))
         assert {found[job_id].comment for job_id in ("1", f"{array}_4") if job_id in found} <= {"after"}
         assert bool(urgent) == ("1" in found) == (f"{array}_4" in found) == (f"{array}_3" in found)
 
@@ -203,21 +204,21 @@ def test_a_record_that_was_read_since_is_not_set_back(queue, reader):
 def test_a_read_in_the_background_that_fails_is_an_error_of_the_next_call(queue, reader):
     """After it another one begins."""
     queue.down = True
-    reader.read([], others(queue), others(queue))
+    reader.read([], others(queue), lambda: others(queue))
     with pytest.raises(SlurmUnavailableError):
-        reader.read([], others(queue), others(queue))
+        reader.read([], others(queue), lambda: others(queue))
     queue.down = False
-    reader.read([], others(queue), others(queue))
-    assert len(reader.read([], others(queue), others(queue)).answered) == len(queue.records)
+    reader.read([], others(queue), lambda: others(queue))
+    assert len(reader.read([], others(queue), lambda: others(queue)).answered) == len(queue.records)
 
 
 def test_few_texts_are_parsed_at_a_time(queue, reader, monkeypatch):
     """Unchanged ones are not counted."""
     monkeypatch.setattr(job_readers, "MOST_PARSED", 3)
-    answers = [reader.read([], others(queue), others(queue)).answered for _ in range(5)]
+    answers = [reader.read([], others(queue), lambda: others(queue)).answered for _ in range(5)]
     assert [len(answered) for answered in answers] == [0, 3, 3, 3, 1]
     queue.records[5]["comment"] = "edited"
-    answers = [reader.read([], others(queue), others(queue)).answered for _ in range(4)]
+    answers = [reader.read([], others(queue), lambda: others(queue)).answered for _ in range(4)]
     assert max(len(answered) for answered in answers) == 10
 
 
@@ -249,7 +250,7 @@ def test_a_forged_record_of_a_job_that_comes_meanwhile_is_not_believed(queue, in
     reader = scheduled(queue, lambda: queue.add(comment="mine"))
     found = {}
     for _ in range(3 if in_background else 1):
-        reading = reader.read(*([], lines, lines) if in_background else (lines, [], lines))
+        reading = reader.read(*([], lines) if in_background else (lines, []), lambda: lines)
         found |= jobs_in(reading)
     assert (found["1"].gpus_total, found["1"].gpus_per_node) == (None, 2)
     assert str(number) not in found
@@ -266,7 +267,7 @@ def test_a_forged_task_of_an_array_that_is_split_meanwhile_is_not_believed(queue
         queue.records[array]["array_task_string"] = "0-3"
         queue.add(array_job_id=array, array_task_id=4)
 
-    found = jobs_in(scheduled(queue, split).read(lines, [], lines))
+    found = jobs_in(scheduled(queue, split).read(lines, [], lambda: lines))
     assert {job.user for job in found.values()} == {"ann"}
     assert found.keys() >= {f"{array}_{task}" for task in range(5)}
 
@@ -277,9 +278,9 @@ def test_a_task_that_its_array_brings_with_it_stands_once(queue, reader):
     queue.records[array]["array_job_id"] = array
     task = queue.add(array_job_id=array, array_task_id=0, job_state="RUNNING")
     assert len(read(reader, array, task)) == 4
-    reader.read([], others(queue), others(queue))
+    reader.read([], others(queue), lambda: others(queue))
     queue.records[task]["comment"] = "after"
-    found = jobs_in(reader.read([str(array)], others(queue), others(queue)))
+    found = jobs_in(reader.read([str(array)], others(queue), lambda: others(queue)))
     assert found[f"{array}_0"].comment == "after"
 
 
