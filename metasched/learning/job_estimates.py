@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from metasched.configuration.config import Sharing
 from metasched.core.batching import BatchControl
-from metasched.core.model import Job
+from metasched.core.model import NO_PARAMETERS, NO_SPEEDS, Job
 from metasched.learning.restart_cost import RestartCosts
 from metasched.learning.service_prediction import ServicePrediction
 from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
@@ -58,14 +58,14 @@ class JobEstimates:
         """
         subject = speed_subject(job.uid, job.user, model)
         speed = self._throughput.speed(subject, None if job.batching is None else job.batching.global_batch)
-        fitted = self._throughput.iteration_parameters(subject) if self.fits_iterations else {}
+        fitted = self._throughput.iteration_parameters(subject) if self.fits_iterations else NO_PARAMETERS
         by_script = job.batching is not None and job.batching.control is BatchControl.SCRIPT
         return job.evolve(
             speed=speed,
             iteration_parameters=fitted,
             expected_service=self._service.expected_service(record),
             restart_seconds=self._restarts.restart_seconds(record, model),
-            batch_speeds=self._throughput.batch_speeds(subject) if by_script else {},
+            batch_speeds=self._throughput.batch_speeds(subject) if by_script else NO_SPEEDS,
         )
 
     def learn(

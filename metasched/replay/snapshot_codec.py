@@ -170,20 +170,20 @@ def _changed_fields(record: Any) -> dict[str, Any]:
 
 _REQUIRED = object()  # equal to no value
 _EMPTY = object()  # stands for the default of a mapping
+_NONE_GIVEN = dataclasses.MISSING, msgspec.NODEFAULT
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]], tuple[object, ...]]:
     """The names of the fields of a kind of records, a function that returns their values, and their defaults."""
-    fields = dataclasses.fields(kind)
-    names = tuple(field.name for field in fields)
+    if issubclass(kind, msgspec.Struct):
+        found = {field.name: (field.default, field.default_factory) for field in msgspec.structs.fields(kind)}
+    else:
+        found = {field.name: (field.default, field.default_factory) for field in dataclasses.fields(kind)}
+    names = tuple(found)
     defaults = tuple(
-        _EMPTY
-        if field.default_factory is not dataclasses.MISSING
-        else _REQUIRED
-        if field.default is dataclasses.MISSING
-        else field.default
-        for field in fields
+        _EMPTY if factory not in _NONE_GIVEN else _REQUIRED if default in _NONE_GIVEN else default
+        for default, factory in found.values()
     )
     return names, operator.attrgetter(*names), defaults
 

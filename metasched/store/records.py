@@ -207,12 +207,13 @@ class JobRecord:
     put_back: bool = False
     current: RunRecord | None = None
 
-    def attained_at(self, now: float) -> dict[str, float]:
+    def attained_at(self, now: float) -> Mapping[str, float]:
         """Service received until ``now`` by GPU type, the open run included."""
+        if self.current is None:
+            return self.attained
         total = dict(self.attained)
-        if self.current is not None:
-            for gpu_type, amount in service(self.current.placement, self.current.seconds_at(now)).items():
-                total[gpu_type] = total.get(gpu_type, 0.0) + amount
+        for gpu_type, amount in service(self.current.placement, self.current.seconds_at(now)).items():
+            total[gpu_type] = total.get(gpu_type, 0.0) + amount
         return total
 
     def ran_at(self, now: float) -> float:

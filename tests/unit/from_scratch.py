@@ -1,7 +1,5 @@
 """Comparison of each poll of a controller with the same poll made from scratch."""
 
-from dataclasses import fields
-
 from metasched.core.model import Job, Status
 from metasched.daemon.cluster_state import ClusterStateBuilder
 from metasched.observe.job_identification import identify
@@ -113,5 +111,5 @@ def _check_jobs(jobs, expected):
     """Name the first field that differs, which the comparison of whole states would not."""
     assert [job.uid for job in jobs] == [job.uid for job in expected]
     for job, other in zip(jobs, expected, strict=True):
-        for field in fields(Job):
-            assert getattr(job, field.name) == getattr(other, field.name), (job.uid, field.name)
+        for name in Job.__struct_fields__:
+            assert getattr(job, name) == getattr(other, name), (job.uid, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from metasched.core.model import Job, Snapshot, Status
 from metasched.scheduling.engine import run_round
@@ -36,7 +36,7 @@ class Rounds:
     def step(self):
         """Decide one round and let it pass."""
         for job in self.arrivals.get(len(self.history), ()):
-            self.jobs[job.uid] = replace(job, submitted=len(self.history) * ROUND)
+            self.jobs[job.uid] = job.evolve(submitted=len(self.history) * ROUND)
         result = run_round(self.snapshot(), self.policy, self.state)
         self.state = result.state
         for uid, job in list(self.jobs.items()):
@@ -50,11 +50,10 @@ class Rounds:
     def advance(self, job, place):
         if place is None:
             last = job.placement or job.last_placement
-            return replace(job, status=Status.HELD, placement=None, last_placement=last)
+            return job.evolve(status=Status.HELD, placement=None, last_placement=last)
         units = place.gpus or len(place.nodes)
         kind = place.gpu_type or ""
-        return replace(
-            job,
+        return job.evolve(
             status=Status.RUNNING,
             placement=place,
             run_started=job.run_started if job.placement == place else len(self.history) * ROUND,

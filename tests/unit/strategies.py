@@ -120,10 +120,10 @@ def joined(draw, job, cluster, holdings, alone):
         return job
     i = draw(st.sampled_from(hosts))
     place = alone[i].placement
-    alone[i] = replace(alone[i], co_runner=job.uid)
+    alone[i] = alone[i].evolve(co_runner=job.uid)
     holdings.append(load(job, place, (0, 1, 1)))
     runs = {"status": Status.RUNNING, "hold": Hold.NONE, "placement": place, "run_started": NOW - 20}
-    return replace(job, co_runner=alone[i].uid, **runs)
+    return job.evolve(co_runner=alone[i].uid, **runs)
 
 
 @st.composite
@@ -140,11 +140,10 @@ def settled(draw, job, cluster, holdings):
     if status is Status.QUEUED:
         ours = draw(st.booleans())
         released = place if ours else None
-        return replace(job, status=status, hold=Hold.NONE, released=released, released_at=NOW - 1 if ours else None)
+        return job.evolve(status=status, hold=Hold.NONE, released=released, released_at=NOW - 1 if ours else None)
     by_us = status is Status.SUSPENDED and job.preempt is Preempt.SUSPEND and not job.gpus and draw(st.booleans())
     stopping = draw(st.sampled_from((None, None, NOW - 5))) if status is Status.RUNNING else None
-    job = replace(
-        job,
+    job = job.evolve(
         status=status,
         hold=Hold.NONE,
         placement=place,
@@ -170,7 +169,7 @@ def snapshots(draw, max_nodes=5, max_jobs=8, *, blocked=False, free=False):
         if job.placement is None:
             job = draw(settled(job, cluster, holdings))
         if blocked and draw(st.sampled_from((False, False, False, True))):
-            job = replace(job, blocked=Reason.text("waits for job 7"))
+            job = job.evolve(blocked=Reason.text("waits for job 7"))
         found.append(job)
     ordered = tuple(sorted(found, key=lambda job: (job.submitted, job.uid)))
     return Snapshot(NOW, 1, 60.0, cluster, ordered, uneven, sharing)

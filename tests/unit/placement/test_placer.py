@@ -133,7 +133,7 @@ def test_running_jobs_do_not_move_for_a_job_that_fits_on_free_gpus(data):
     options = [
         option
         for option in possible_placements(
-            replace(new, min_gpus=asked.gpus, max_gpus=asked.gpus), open_nodes, map_held(kept)
+            new.evolve(min_gpus=asked.gpus, max_gpus=asked.gpus), open_nodes, map_held(kept)
         )
         if asked.gpu_type in (None, option[3])
     ]
@@ -158,7 +158,7 @@ def test_an_earlier_grant_never_yields_to_a_later_one(data):
         if grant.uid not in result.placed:
             before = [load(shot.job[g.uid], result.placed[g.uid]) for g in grants[:i] if g.uid in result.placed]
             least = grant.gpus if grant.at_least is None else grant.at_least
-            asking = replace(shot.job[grant.uid], min_gpus=least, max_gpus=least)
+            asking = shot.job[grant.uid].evolve(min_gpus=least, max_gpus=least)
             options = possible_placements(asking, [n for n in shot.nodes if n.accepts], before)
             assert not [option for option in options if grant.gpu_type in (None, option[3])]
 

@@ -145,7 +145,7 @@ def test_a_decision_that_breaks_the_contract_is_refused(rule):
 
 def test_a_pinned_job_cannot_be_granted_another_amount():
     """A pinned job may be granted its present GPUs only."""
-    pinned = replace(running("a", preempt=Preempt.NO), min_gpus=1, max_gpus=4)
+    pinned = running("a", preempt=Preempt.NO).evolve(min_gpus=1, max_gpus=4)
     with pytest.raises(PolicyViolationError, match="other than the 2 GPUs that it must keep"):
         run_round(snapshot(pinned), Says(Decision((Grant("a", 4, Reason.text("its turn")),))), None)
 
@@ -200,13 +200,11 @@ def test_no_job_is_in_two_pairs_and_hosts_come_first(order):
 def test_a_hidden_job_still_shares_its_gpus():
     """A pair is not separated because one of the two must not start again; their GPUs count once."""
     pair = [running("a", co_runner="b"), running("b", co_runner="a")]
-    one = snapshot(replace(pair[0], blocked=Reason.text("bad tag")), pair[1], sharing=True)
+    one = snapshot(pair[0].evolve(blocked=Reason.text("bad tag")), pair[1], sharing=True)
     result = run_round(one, FixedPolicy(grants_all), None)
     assert result.targets == {"a": ON_N1, "b": ON_N1}
     assert result.co_runners == {"a": "b", "b": "a"}
-    both = snapshot(
-        *(replace(each, blocked=Reason.text("bad tag")) for each in pair), job("c", 2, nodes=1), sharing=True
-    )
+    both = snapshot(*(each.evolve(blocked=Reason.text("bad tag")) for each in pair), job("c", 2, nodes=1), sharing=True)
     only = replace(both, nodes=both.nodes[:1])
     result = run_round(only, FixedPolicy(grants_all), None)
     assert result.targets["c"] == ON_N1

@@ -110,15 +110,15 @@ def test_a_running_job_without_a_target_is_stopped_once_with_a_deadline():
     (action,) = missing([run], {})
     assert isinstance(action, Stop)
     assert action.deadline == 1030.0
-    assert missing([replace(run, stop_requested=975.0)], {}) == ()
-    assert kinds(missing([replace(run, stop_requested=965.0)], {})) == [(Requeue, "a")]
+    assert missing([run.evolve(stop_requested=975.0)], {}) == ()
+    assert kinds(missing([run.evolve(stop_requested=965.0)], {})) == [(Requeue, "a")]
 
 
 def test_a_stop_is_not_withdrawn():
     """A job whose target is its placement again is waited for, and requeued if it does not answer the stop."""
     run = job(status=Status.RUNNING, placement=HERE, stop_requested=975.0)
     assert missing([run], {"a": HERE}) == ()
-    assert kinds(missing([replace(run, stop_requested=965.0)], {"a": HERE})) == [(Requeue, "a")]
+    assert kinds(missing([run.evolve(stop_requested=965.0)], {"a": HERE})) == [(Requeue, "a")]
 
 
 def ended(one, **options):
@@ -132,10 +132,10 @@ def test_a_running_job_that_is_to_end_finishes_within_its_grace_time(preempt):
     """However it may be preempted; it is asked once, or again where the request may be lost; late, it is cancelled."""
     run = job(status=Status.RUNNING, placement=HERE, preempt=preempt)
     assert ended(run) == (End("a", LOST, 1030.0),)
-    asked = replace(run, stop_requested=975.0)
+    asked = run.evolve(stop_requested=975.0)
     assert ended(asked) == ()
     assert ended(asked, unsent={"a"}) == (End("a", LOST, 1005.0),)
-    assert ended(replace(run, stop_requested=965.0)) == (End("a", LOST, None),)
+    assert ended(run.evolve(stop_requested=965.0)) == (End("a", LOST, None),)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_a_suspended_job_is_resumed_when_its_cpus_are_free():
     paused = cpu_job("a", Status.SUSPENDED, placement=place, suspended_by_us=True)
     other = cpu_job("b", Status.RUNNING, placement=place)
     assert kinds(missing([paused, other], {"a": place})) == [(Suspend, "b")]
-    assert kinds(missing([paused, replace(other, status=Status.STOPPING)], {"a": place})) == []
+    assert kinds(missing([paused, other.evolve(status=Status.STOPPING)], {"a": place})) == []
     assert kinds(missing([paused], {"a": place})) == [(Resume, "a")]
-    both = [paused, replace(paused, uid="b")]
+    both = [paused, paused.evolve(uid="b")]
     assert kinds(missing(both, {"b": place, "a": place})) == [(Resume, "b")]
 
 
@@ -224,15 +224,15 @@ class IdealSlurm:
         assert job.status in allowed[type(action)]
         match action:
             case HoldJob():
-                job = replace(job, status=Status.HELD, hold=Hold.ADMIN, released=None, released_at=None)
+                job = job.evolve(status=Status.HELD, hold=Hold.ADMIN, released=None, released_at=None)
             case Start(placement=place):
-                job = replace(job, status=Status.QUEUED, hold=Hold.NONE, released=place, released_at=self.now)
+                job = job.evolve(status=Status.QUEUED, hold=Hold.NONE, released=place, released_at=self.now)
             case Suspend():
                 job = replace(job, status=Status.SUSPENDED, suspended_by_us=True)
             case Stop():
-                job = replace(job, stop_requested=self.now)
+                job = job.evolve(stop_requested=self.now)
             case Requeue():
-                job = replace(job, status=Status.STOPPING)
+                job = job.evolve(status=Status.STOPPING)
             case Resume():
                 job = replace(job, status=Status.RUNNING, suspended_by_us=False)
         self.jobs[job.uid] = job
@@ -243,12 +243,12 @@ class IdealSlurm:
         for job in list(self.jobs.values()):
             if job.status is Status.STOPPING:
                 gone = {"placement": None, "last_placement": job.placement, "stop_requested": None}
-                self.jobs[job.uid] = replace(job, status=Status.HELD, hold=Hold.ADMIN, **gone)
+                self.jobs[job.uid] = job.evolve(status=Status.HELD, hold=Hold.ADMIN, **gone)
             elif job.status is Status.RUNNING and job.stop_requested is not None and job.uid not in self.deaf:
-                self.jobs[job.uid] = replace(job, status=Status.STOPPING)
+                self.jobs[job.uid] = job.evolve(status=Status.STOPPING)
         for job in list(self.jobs.values()):
             if job.status is Status.QUEUED and job.released is not None:
-                started = replace(job, status=Status.RUNNING, placement=job.released, released=None)
+                started = job.evolve(status=Status.RUNNING, placement=job.released, released=None)
                 if not overfull(self.nodes, [*self.holdings(), held(started)]):
                     self.jobs[job.uid] = started
         assert overfull(self.nodes, self.holdings()) == []

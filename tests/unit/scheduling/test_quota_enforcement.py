@@ -158,7 +158,7 @@ def queues(draw):
         made = job(f"j{i}", low, draw(st.integers(low, 6)), gpu_types=draw(KINDS))
         if draw(st.booleans()) and made.matches(node) and free[node.name] >= low:
             free[node.name] -= low
-            made = replace(made, status=Status.RUNNING, placement=Placement((node.name,), low, node.gpu_type))
+            made = made.evolve(status=Status.RUNNING, placement=Placement((node.name,), low, node.gpu_type))
         found.append(made)
     return found
 

@@ -111,7 +111,7 @@ def check_progress(snapshots, behaviour):
 
 def check_pinned_jobs(outcome, jobs):
     """A job that cannot be preempted runs in one interval."""
-    pinned = {uid for uid, job in jobs.items() if is_pinned(replace(job, status=Status.RUNNING))}
+    pinned = {uid for uid, job in jobs.items() if is_pinned(job.evolve(status=Status.RUNNING))}
     assert all(len(job.intervals) <= 1 and not job.preemptions for job in outcome.jobs if job.uid in pinned)
 
 

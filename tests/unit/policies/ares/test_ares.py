@@ -187,7 +187,7 @@ def test_an_early_long_job_precedes_a_late_short_one():
     long, short = job("long", 4, left=1000, speed=linear(1.0)), job("short", 4, left=600, speed=linear(1.0))
     first = decided([long])
     state = decided([running(long, "v100-0")], now=500.0, state=first.state).state
-    jobs = [running(long, "v100-0"), replace(short, submitted=500.0)]
+    jobs = [running(long, "v100-0"), short.evolve(submitted=500.0)]
     assert decided(jobs, now=500.0, state=state).targets.keys() == {"long"}
 
 
@@ -195,7 +195,7 @@ def test_virtual_finish_times_are_fixed_at_arrival():
     """Neither progress nor other jobs nor another speed change them."""
     one = job("a", 2, left=100, speed=linear(1.0))
     first = decided([one])
-    progressed = running(replace(one, progress_steps=50.0, speed=linear(3.0)), "v100-0")
+    progressed = running(one.evolve(progress_steps=50.0, speed=linear(3.0)), "v100-0")
     second = decided([progressed, job("b", 1, left=5, speed=linear(1.0), submitted=9.0)], now=9.0, state=first.state)
     assert second.state.data["finish"]["a"] == first.state.data["finish"]["a"] == 100
 
@@ -430,8 +430,7 @@ def run_rounds(gpus, jobs, rounds, seconds=600.0):
         for uid, place in result.targets.items():
             attained[uid] += place.gpus * seconds
         jobs = [
-            replace(
-                one,
+            one.evolve(
                 status=Status.RUNNING if one.uid in result.targets else Status.HELD,
                 placement=result.targets.get(one.uid),
                 run_started=now if one.placement is None else one.run_started,
@@ -486,9 +485,9 @@ def test_demand_may_be_predicted_from_the_history_of_others():
     one = job("a", 2, expected_service=100.0)
     first = decided([one])
     assert first.state.data["finish"] == {"a": 100}
-    going = running(replace(one, attained={"v100": 150.0}), "v100-0")
+    going = running(one.evolve(attained={"v100": 150.0}), "v100-0")
     assert decided([going], now=75.0, state=first.state).state.data["finish"].keys() == {"a"}
-    over = running(replace(one, attained={"v100": 200.0}), "v100-0")
+    over = running(one.evolve(attained={"v100": 200.0}), "v100-0")
     data = decided([over], now=20.0, state=first.state).state.data
     assert data["since"].keys() == {"a"}
     clock = only_clock(data)
@@ -500,11 +499,11 @@ def test_a_job_whose_declared_steps_are_contradicted_loses_its_place_in_the_queu
     liar = job("a", 1, left=2, speed=linear(1.0))
     first = decided([liar])
     assert first.state.data["finish"] == {"a": 2}
-    going = running(replace(liar, total_steps=None, attained={"v100": 400.0}), "v100-0")
+    going = running(liar.evolve(total_steps=None, attained={"v100": 400.0}), "v100-0")
     data = decided([going], now=400.0, state=first.state).state.data
     assert data["finish"] == {}
     assert only_clock(data)["virtual"] - data["since"]["a"] == pytest.approx(400)
-    predicted = replace(going, expected_service=1000.0)
+    predicted = going.evolve(expected_service=1000.0)
     data = decided([predicted], now=400.0, state=first.state).state.data
     assert data["finish"]["a"] == pytest.approx(only_clock(data)["virtual"] - 400 + 1000)
     assert data["since"] == {}
