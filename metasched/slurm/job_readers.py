@@ -20,7 +20,7 @@ MOST_NAMED = 1000
 """Records up to which squeue is given their ids; beyond, it prints all jobs."""
 MOST_SINGLE = 8
 """Records up to which each is read by a scontrol of its own, in 6 ms; the text of all of 10,000 jobs takes 250 ms."""
-MOST_PARSED = 500
+MOST_PARSED = 300
 """Texts that are parsed in one call, of a read in the background; one takes 0.15 ms."""
 SQUEUE = ("squeue", "-a", "-t", "all")
 _SCONTROL = ("scontrol", "-a", "-d", "show", "job")
@@ -127,7 +127,8 @@ class _Texts:
     """What scontrol prints of records.
 
     Attributes:
-        changed: the texts that differ from those of the last read, by the ids of the records.
+        changed: the texts that differ from those of the last read, by the ids of the records; only those not answered
+            yet.
         unchanged: the ids of the records whose texts do not.
         doubtful: the ids of the records whose texts a user's text may have made or ended.
         undecided: the ids of records that may be doubtful, because others came while they were read.
@@ -135,7 +136,7 @@ class _Texts:
         admin_comments: what squeue prints of all records, by their ids; None for texts of one record.
     """
 
-    changed: Mapping[str, _Text]
+    changed: dict[str, _Text]
     unchanged: Collection[str]
     doubtful: Collection[str]
     undecided: Collection[str]
@@ -169,6 +170,13 @@ class _BackgroundRead:
         found = [one for one in asked if self.lines.get(one) == lines.get(one) and one not in left_out]
         late = set([one for one in found if one not in texts.unchanged][MOST_PARSED:])
         return [one for one in found if one not in late]
+
+    def note_answered(self, record_ids: Collection[str]) -> None:
+        """Note that records were answered, so that their texts are needed no more."""
+        self.read_since.update(record_ids)
+        changed = self.texts.result().changed
+        for record_id in record_ids:
+            changed.pop(record_id, None)
 
 
 class TextReader:
@@ -250,10 +258,11 @@ class TextReader:
                 found = self._take(texts, background.answerable(asked, lines()), background.read_since)
                 undecided = [one for one in asked if one in texts.undecided and one not in background.read_since]
                 found += self._read_singly(undecided[:MOST_SINGLE])
-                background.read_since.update(found.answered)
-        if background is not None and (found.answered or not background.texts.done()):
+                background.note_answered(found.answered)
+        are_all_answered = set(asked) <= set(found.answered)
+        if background is not None and not (background.texts.done() and (are_all_answered or not found.answered)):
             self._background = background
-        elif asked:
+        elif not are_all_answered:
             before = {*lines(), *self._known}
             self._background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines(), set())
         return found
