@@ -153,6 +153,17 @@ def test_jobs_that_arrive_at_once_are_read_in_several_polls(queue, few_reads):
     assert [len(ids) for ids in queue.asked if ids] == [1, 3, 3, 1]
 
 
+def test_jobs_that_arrive_at_once_are_read_in_the_order_of_their_arrival(queue, few_reads):
+    """Even where squeue lists the latest first."""
+    jobs = jobs_of(queue)
+    jobs.read()
+    new = [queue.add() for _ in range(5)]
+    queue.records = dict(reversed(queue.records.items()))
+    jobs.read()
+    jobs.read()
+    assert queue.asked[-2:] == [new[:3], new[3:]]
+
+
 def test_a_change_of_a_known_job_waits_behind_earlier_ones_only(queue, few_reads):
     """Jobs that keep changing do not keep others from being read."""
     jobs = jobs_of(queue)
