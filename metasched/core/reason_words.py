@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from metasched.core.reasons import Code, Reason
+from metasched.core.reasons import EXACT_BELOW, Code, Reason
 
 _TEENS = range(11, 14)
 _SUBSTITUTES = {
@@ -48,6 +48,12 @@ def ordinal(n: int) -> str:
     """A number as a position: 1st, 2nd, 3rd, 4th, ..."""
     suffix = "th" if n % 100 in _TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{suffix}"
+
+
+def _position(position: int, length: int | None) -> str:
+    if length is None:
+        return f"about {ordinal(position)}"
+    return f"{ordinal(position)} of {'about ' if length >= EXACT_BELOW else ''}{length}"
 
 
 def _kind(gpu_types: Sequence[str]) -> str:
@@ -263,9 +269,11 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.CO_RUNNER_FIXED: "neither it nor job {co_runner} can move",
     Code.DOES_NOT_FIT_WITH_CO_RUNNER: "the nodes of job {co_runner} cannot hold it too",
     Code.NO_NODES_SUIT_PAIR: "no nodes suit both it and job {co_runner}",
-    Code.QUEUE_POSITION: lambda position, length: f"{ordinal(position)} of {length} in line",
-    Code.PRIORITY_POSITION: lambda position, length: f"{ordinal(position)} of {length} by priority",
-    Code.FAIR_FINISH_POSITION: "number {position} of {length} in line by when jobs would end under fair sharing",
+    Code.QUEUE_POSITION: lambda position, length=None: f"{_position(position, length)} in line",
+    Code.PRIORITY_POSITION: lambda position, length=None: f"{_position(position, length)} by priority",
+    Code.FAIR_FINISH_POSITION: lambda position, length=None: (
+        f"{_position(position, length)} in line by when jobs would end under fair sharing"
+    ),
     Code.UNKNOWN_DEMAND_POOL: "in the pool of jobs whose demand is not known, under fair sharing",
     Code.ATTAINED_SERVICE_QUEUE: "in queue {queue} of {queues} by the GPU time it has had",
     Code.SHORTEST_TIME: "shortest remaining time first",

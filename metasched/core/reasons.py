@@ -211,6 +211,10 @@ MEASURING: Mapping[str, str] = {
 """
 
 
+EXACT_BELOW = 100
+"""Positions in a queue, and its length, are exact below this number, and else have two significant digits."""
+
+
 class Reason(NamedTuple):
     """Why a job runs, waits or is acted on.
 
@@ -231,6 +235,17 @@ class Reason(NamedTuple):
         return cls(code, tuple(facts.items()))
 
     @classmethod
+    def of_position(cls, code: str, position: int, length: int, *also: Reason) -> Reason:
+        """Return the reason of a job's position in a queue, 1 for the first.
+
+        From ``EXACT_BELOW`` positions have two significant digits and are told without the length: else each job that
+        comes or goes would change the reasons of thousands.
+        """
+        if position >= EXACT_BELOW:
+            return cls(code, (("position", _approximate(position)),), also)
+        return cls(code, (("position", position), ("length", _approximate(length))), also)
+
+    @classmethod
     def text(cls, words: str, /) -> Reason:
         """A reason of words alone, for policies of other packages and what older versions stored."""
         return cls(Code.TEXT, (("text", words),))
@@ -244,6 +259,13 @@ class Reason(NamedTuple):
     def parts(self) -> tuple[Reason, ...]:
         """This reason alone, then the further ones."""
         return (Reason(self.code, self.facts), *self.also) if self.also else (self,)
+
+
+def _approximate(number: int) -> int:
+    if number < EXACT_BELOW:
+        return number
+    unit: int = 10 ** (len(str(number)) - 2)
+    return (number + unit // 2) // unit * unit
 
 
 def to_json(reason: Reason) -> dict[str, Any]:

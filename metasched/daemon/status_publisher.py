@@ -66,6 +66,8 @@ LATEST_SECONDS = 3.0
 PUBLISH_SECONDS = 1.0
 """Time between two publications, unless a round was decided, jobs have come or gone, or Slurm's state has changed."""
 
+_NO_NODES: Mapping[str, int] = {}
+
 log = structlog.get_logger()
 
 
@@ -401,7 +403,7 @@ class StatusPublisher:
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
-            nodes=dict(placement.node_gpus) if placement is not None else {},
+            nodes=dict(placement.node_gpus) if placement is not None else _NO_NODES,
             gpu_type=placement.gpu_type if placement is not None else None,
             run_started=job.run_started,
             attained_service=job.attained_service,
@@ -440,7 +442,7 @@ class StatusPublisher:
             preempt=str(needed.get("preempt", "checkpoint")),
             reason=words(ended_as),
             **reason_fields(ended_as),
-            nodes={},
+            nodes=_NO_NODES,
             gpu_type=None,
             run_started=None,
             attained_service=sum(record.attained.values()),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,12 +24,17 @@ def reason_of(job: JobStatus) -> Reason:
 
 def reason_fields(reason: Reason) -> dict[str, Any]:
     """Return the fields of ``JobStatus`` that tell a reason to programs."""
-    data = to_json(reason)
     return {
-        "reason_code": data["code"],
-        "reason_facts": data.get("facts", {}),
-        "reason_also": tuple(data.get("also", ())),
+        "reason_code": str(reason.code),
+        "reason_facts": dict(reason.facts),
+        "reason_also": _as_json(reason.also),
     }
+
+
+@lru_cache(maxsize=1024)
+def _as_json(reasons: tuple[Reason, ...]) -> tuple[Mapping[str, Any], ...]:
+    """Return reasons as JSON-compatible data, one object for the thousands of jobs that wait for the same reason."""
+    return tuple(map(to_json, reasons))
 
 
 def public_reason(job: JobStatus) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class _Round:
         reasons = [(job, POOL) for job in self.unknown if job.uid in served]
         length = len(self.known)
         for i, job in enumerate(self.known, start=1):
-            reasons.append((job, Reason(Code.FAIR_FINISH_POSITION, (("position", i), ("length", length)))))
+            reasons.append((job, Reason.of_position(Code.FAIR_FINISH_POSITION, i, length)))
         reasons += [(job, POOL) for job in self.unknown if job.uid not in served]
         reasons += [(job, NO_NODE_AGAIN) for job in self.unplaceable]
         reasons += [(job, NO_GPUS) for job in self.without_gpus]

@@ -222,7 +222,7 @@ class _Backfill:
             assert place is not None  # noqa: S101  started jobs are those that have one
             self.grants.append(Grant(job.uid, place.gpus, RUNS_TO_END, None, place.gpu_type, exact=place))
         for position, job in enumerate(self.waiting, start=1):
-            rank = Reason.of(Code.PRIORITY_POSITION, position=position, length=len(self.waiting))
+            rank = Reason.of_position(Code.PRIORITY_POSITION, position, len(self.waiting))
             options = self.allocator.options(job)
             if not options:
                 self.waits[job.uid] = rank.and_also(self.allocator.exceeds(job))

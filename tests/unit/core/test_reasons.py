@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+from operator import ne
 from pathlib import Path
 from string import Formatter
 
@@ -189,6 +190,22 @@ def test_words_of_actions():
     alone = {**facts, "gpus": 0, "gpu_type": None, "uneven": ()}
     assert words(Reason.of(Code.STARTS, **alone, co_runner="7")) == "starts on n1, n2, on the same GPUs as job 7"
     assert words(Reason.of(Code.PREEMPTED_FOR, jobs=("1", "2", "3"), more=2)) == "preempted for 1, 2, 3 and 2 more"
+
+
+def test_positions_are_exact_at_the_head_of_a_queue():
+    """Behind it they have two digits, so that one job's end changes the reasons of few."""
+    told = {position: words(Reason.of_position(Code.QUEUE_POSITION, position, 2996)) for position in (1, 99, 101, 2655)}
+    assert told == {
+        1: "1st of about 3000 in line",
+        99: "99th of about 3000 in line",
+        101: "about 100th in line",
+        2655: "about 2700th in line",
+    }
+    assert words(Reason.of_position(Code.PRIORITY_POSITION, 22, 99)) == "22nd of 99 by priority"
+    queue = range(1, 10_001)
+    at_first = [Reason.of_position(Code.QUEUE_POSITION, position, 10_000) for position in queue]
+    after = [Reason.of_position(Code.QUEUE_POSITION, position - 1, 9_999) for position in queue]
+    assert sum(map(ne, at_first, after)) < 300
 
 
 MEASURES = {"loss", "median", "optimistic", "reached", "steps", "rho", "bids", "speedup", "batch", "efficiency"}
