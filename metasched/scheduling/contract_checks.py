@@ -120,7 +120,8 @@ def _broken_amount(job: Job, grant: Grant) -> str | None:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
         return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
-    if gpu_type is not None and (refused := _refused_types(job, (gpu_type, *grant.other_types))):
+    is_choosy = job.gpu_types or not job.gpus
+    if gpu_type is not None and is_choosy and (refused := _refused_types(job, (gpu_type, *grant.other_types))):
         return f"is granted GPUs of type {', '.join(refused)}, it accepts {', '.join(job.gpu_types) or 'none'}"
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"

@@ -79,10 +79,16 @@ def plan(  # noqa: PLR0917  what is observed, and what was decided
     planner = _Planner(snapshot, targets, timeouts, sharing, unsent, ends)
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
-    jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
+    concerned = [job for job in snapshot.jobs if not _stays_held(job) or job.uid in rank or job.uid in ends]
+    jobs = sorted(concerned, key=lambda job: (rank.get(job.uid, last), job.uid))
     actions = [action for job in jobs if (action := planner.missing_action(job)) is not None]
     actions.sort(key=lambda action: ACTION_ORDER.index(type(action)))
     return tuple(actions)
+
+
+def _stays_held(job: Job) -> bool:
+    """Whether a job without a target needs no action, as most jobs of a long queue."""
+    return job.status is Status.HELD and job.hold is not Hold.USER
 
 
 class _Planner:
