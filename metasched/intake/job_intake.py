@@ -31,7 +31,7 @@ from metasched.slurm.job_requirements import Requirements, requirements
 from metasched.slurm.tags import Tag, parse_tag, quote
 from metasched.store import JobRecord, Store
 
-SCRIPTS = 20
+SCRIPTS = 10
 """Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
 MOST_ALIKE = 4096
 """Most requirements that are kept for further jobs with the same ones."""
