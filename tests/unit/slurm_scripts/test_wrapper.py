@@ -440,6 +440,21 @@ os.kill(os.getppid(), signal.SIGTERM)
     assert len(slurm.calls("scontrol")) == 2
 
 
+def test_a_later_run_is_not_requeued(slurm):
+    """A wrapper whose batch shell was killed may live on while the job runs again."""
+    slurm.write_lease(requeue={"by": "wrapper", "exit_code": 85})
+    lease = slurm.shared / "mailbox" / UID / "lease.json"
+    begins = f"""
+import pathlib
+lease = pathlib.Path({str(lease)!r})
+lease.write_text(lease.read_text().replace('"run": 2', '"run": 3'))
+sys.exit("no answer")
+"""
+    code, errors = slurm.run("python", FAKE_SRUN="sys.exit(85)", FAKE_SCONTROL=begins)
+    assert (code, errors) == (85, "metasched-run: scontrol requeuehold 123: no answer\n")
+    assert len(slurm.calls("scontrol")) == 1
+
+
 def test_sigterm(slurm):
     """A SIGTERM is survived until srun has ended, and then nothing is requeued: Slurm itself ends the run."""
     slurm.write_lease(requeue={"by": "wrapper", "exit_code": 85})
