@@ -151,7 +151,7 @@ class Placement:
         return tuple(zip(self.nodes, self.uneven or (self.gpus_per_node,) * len(self.nodes), strict=True))
 
 
-# A msgspec.Struct: copied with other fields three times as fast as a dataclass, in a third of its memory.
+# A msgspec.Struct: a third of the memory of a dataclass, and made and compared several times as fast.
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The user's request at submission, within Slurm's limits.
 

@@ -212,7 +212,7 @@ MEASURING: Mapping[str, str] = {
 
 
 EXACT_BELOW = 100
-"""Positions in a queue, and its length, are exact below this number, and else have two significant digits."""
+"""Below this number, a position in a queue and the queue's length are told exactly."""
 
 
 class Reason(NamedTuple):
@@ -236,10 +236,16 @@ class Reason(NamedTuple):
 
     @classmethod
     def of_position(cls, code: str, position: int, length: int, *also: Reason) -> Reason:
-        """Return the reason of a job's position in a queue, 1 for the first.
+        """Return the reason of a job's position in a queue, with further reasons.
 
-        From ``EXACT_BELOW`` positions have two significant digits and are told without the length: else each job that
-        comes or goes would change the reasons of thousands.
+        From ``EXACT_BELOW`` on, a position has two significant digits and is told without the queue's length: else each
+        job that comes or goes would change the reasons of thousands.
+
+        Args:
+            code: of the kind of queue.
+            position: 1 for the first job.
+            length: number of jobs in the queue; from ``EXACT_BELOW`` on, two significant digits of it are told.
+            also: further reasons, which have none themselves.
         """
         if position >= EXACT_BELOW:
             return cls(code, (("position", _approximate(position)),), also)

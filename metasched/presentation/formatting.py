@@ -11,7 +11,7 @@ from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
 from metasched.slurm.hostlist import compress
 
-if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
+if TYPE_CHECKING:  # `--help` does not need the decoder of the status, which takes long to import
     from metasched.core.model import PlannedRun
     from metasched.shared_dir.published_status import (
         AdviceStatus,

@@ -169,7 +169,7 @@ def _changed_fields(record: Any) -> dict[str, Any]:
 
 
 _REQUIRED = object()  # equal to no value
-_EMPTY = object()  # stands for the default of a mapping
+_EMPTY = object()  # stands for the default that a factory makes, which is empty
 _NONE_GIVEN = dataclasses.MISSING, msgspec.NODEFAULT
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from metasched.core.reason_words import words
-from metasched.core.reasons import MEASURING, Code, Reason, from_json, to_json, without_measures, without_strangers
+from metasched.core.reasons import MEASURING, Code, Reason, from_json, to_text, without_measures, without_strangers
 
 if TYPE_CHECKING:
     from metasched.shared_dir.published_status import JobStatus
@@ -27,14 +28,19 @@ def reason_fields(reason: Reason) -> dict[str, Any]:
     return {
         "reason_code": str(reason.code),
         "reason_facts": dict(reason.facts),
-        "reason_also": _as_json(reason.also),
+        "reason_also": tuple([_read_json(to_text(other)) for other in reason.also]),
     }
 
 
 @lru_cache(maxsize=1024)
-def _as_json(reasons: tuple[Reason, ...]) -> tuple[Mapping[str, Any], ...]:
-    """Return reasons as JSON-compatible data, one object for the thousands of jobs that wait for the same reason."""
-    return tuple(map(to_json, reasons))
+def _read_json(text: str) -> Mapping[str, Any]:
+    """Return a reason as JSON-compatible data, one object for the thousands of jobs that wait for the same reason.
+
+    Args:
+        text: the reason as JSON; the reason itself may hold facts that cannot be hashed.
+    """
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def public_reason(job: JobStatus) -> dict[str, Any]:

@@ -124,11 +124,10 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What scontrol prints of records.
+    """What scontrol prints of records; the texts of those that were answered are taken out.
 
     Attributes:
-        changed: the texts that differ from those of the last read, by the ids of the records; only those not answered
-            yet.
+        changed: the texts that differ from those of the last read, by the ids of the records.
         unchanged: the ids of the records whose texts do not.
         doubtful: the ids of the records whose texts a user's text may have made or ended.
         undecided: the ids of records that may be doubtful, because others came while they were read.

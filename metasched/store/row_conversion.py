@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from metasched.core.batching import Batching, BatchPlan, GradientNoise
-from metasched.core.model import Placement
+from metasched.core.model import NO_SERVICE, Placement
 from metasched.core.reasons import from_text
 from metasched.core.reuse import shared_text
 from metasched.store.records import EndCause, JobRecord, RunRecord
@@ -32,7 +32,6 @@ _REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT, _BATCHING, _NOISE, _END_REASON, _FAIL
 )
 _SHARED = tuple(map(JOB_COLUMNS.index, ("name", "user", "account", "partition", "status")))
 """Columns whose text many jobs have; it is one object for all of them."""
-_NO_SERVICE: Mapping[str, float] = {}
 
 
 def as_json(value: Any) -> str:
@@ -120,7 +119,7 @@ def job_of(row: tuple[Any, ...]) -> JobRecord:
         if isinstance(values[column], str):
             values[column] = shared_text(values[column])
     values[_REQUIREMENTS] = _requirements(values[_REQUIREMENTS])
-    values[_ATTAINED] = _NO_SERVICE if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
+    values[_ATTAINED] = NO_SERVICE if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
     values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
     values[_BATCHING] = batching_of(values[_BATCHING])
     values[_NOISE] = noise_of(values[_NOISE])

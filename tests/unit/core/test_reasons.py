@@ -18,6 +18,7 @@ from metasched.core.reason_words import WORDS, words
 from metasched.core.reasons import MEASURING, Code, Reason, from_json, from_text, to_json, to_text, without_measures
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.plan import Timeouts, plan
+from metasched.shared_dir.job_reasons import reason_fields
 from metasched.simulator.simulation import simulate
 from tests.unit.strategies import FixedPolicy, grants_for, snapshots
 from tests.unit.workloads import clusters, settings, workloads
@@ -157,6 +158,13 @@ def test_a_reason_is_json():
         "also": [{"code": "text", "facts": {"text": "so"}}],
     }
     assert from_json(to_json(reason)) == reason
+
+
+def test_any_reason_is_published_with_the_types_of_its_facts():
+    """Those of another package's policy may hold lists and dictionaries; 1, 1.0 and True are equal in Python."""
+    for fact in (["1", "2"], {"by": 3}, True, 1.0, 1):
+        (also,) = reason_fields(Reason("mine").and_also(Reason("other", (("said", fact),))))["reason_also"]
+        assert json.dumps(also) == json.dumps({"code": "other", "facts": {"said": fact}})
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,13 @@ class IdealSlurm:
             case Start(placement=place):
                 job = job.evolve(status=Status.QUEUED, hold=Hold.NONE, released=place, released_at=self.now)
             case Suspend():
-                job = replace(job, status=Status.SUSPENDED, suspended_by_us=True)
+                job = job.evolve(status=Status.SUSPENDED, suspended_by_us=True)
             case Stop():
                 job = job.evolve(stop_requested=self.now)
             case Requeue():
                 job = job.evolve(status=Status.STOPPING)
             case Resume():
-                job = replace(job, status=Status.RUNNING, suspended_by_us=False)
+                job = job.evolve(status=Status.RUNNING, suspended_by_us=False)
         self.jobs[job.uid] = job
 
     def tick(self):
@@ -257,14 +257,8 @@ class IdealSlurm:
         return [holding for job in self.jobs.values() if (holding := held(job)) is not None]
 
 
-@given(st.data())
-def test_the_plan_leads_to_exactly_the_targets(data):
-    """From any state, repeated plans end within fifteen polls with the targets running and no other job."""
-    shot = data.draw(snapshots(blocked=True))
-    policy = FixedPolicy(lambda view: data.draw(grants_for(view)))
-    targets = run_round(shot, policy, None).targets
-    deaf = data.draw(st.sets(st.sampled_from([job.uid for job in shot.jobs]))) if shot.jobs else set()
-    slurm = IdealSlurm(shot, deaf)
+def follow(slurm, targets):
+    """Fifteen polls, after which nothing is left to do."""
     for _ in range(15):
         actions = plan(slurm.snapshot(), targets, TIMEOUTS)
         order = [ACTION_ORDER.index(type(action)) for action in actions]
@@ -274,6 +268,27 @@ def test_the_plan_leads_to_exactly_the_targets(data):
             slurm.do(action)
         slurm.tick()
     assert plan(slurm.snapshot(), targets, TIMEOUTS) == ()
+
+
+def test_a_cpu_job_is_suspended_and_resumed_by_its_targets():
+    """Which the few random states of the next test may not have."""
+    place = Placement(("n1",), 0, None)
+    running = cpu_job("a", Status.RUNNING, placement=place)
+    slurm = IdealSlurm(Snapshot(0.0, 1, 60.0, (Node("n1", None, 0, 16, 64),), (running,)), set())
+    for targets, status in (({}, Status.SUSPENDED), ({"a": place}, Status.RUNNING)):
+        follow(slurm, targets)
+        assert slurm.jobs["a"].status is status
+
+
+@given(st.data())
+def test_the_plan_leads_to_exactly_the_targets(data):
+    """From any state, repeated plans end within fifteen polls with the targets running and no other job."""
+    shot = data.draw(snapshots(blocked=True))
+    policy = FixedPolicy(lambda view: data.draw(grants_for(view)))
+    targets = run_round(shot, policy, None).targets
+    deaf = data.draw(st.sets(st.sampled_from([job.uid for job in shot.jobs]))) if shot.jobs else set()
+    slurm = IdealSlurm(shot, deaf)
+    follow(slurm, targets)
     paused = {job.uid for job in shot.jobs if job.status is Status.SUSPENDED and not job.suspended_by_us}
     runs = {job.uid: job.placement for job in slurm.jobs.values() if job.status is Status.RUNNING}
     assert runs == {uid: place for uid, place in targets.items() if uid not in paused}
