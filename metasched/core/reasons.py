@@ -235,7 +235,7 @@ class Reason(NamedTuple):
         return cls(code, tuple(facts.items()))
 
     @classmethod
-    def of_position(cls, code: str, position: int, length: int, *also: Reason) -> Reason:
+    def of_position(cls, code: str, position: int, length: int, also: tuple[Reason, ...] = ()) -> Reason:
         """Return the reason of a job's position in a queue, with further reasons.
 
         From ``EXACT_BELOW`` on, a position has two significant digits and is told without the queue's length: else each

@@ -67,6 +67,7 @@ PUBLISH_SECONDS = 1.0
 """Time between two publications, unless a round was decided, jobs have come or gone, or Slurm's state has changed."""
 
 _NO_NODES: Mapping[str, int] = {}
+"""Of jobs without an allocation: one object for thousands of them."""
 
 log = structlog.get_logger()
 

@@ -170,20 +170,21 @@ def _changed_fields(record: Any) -> dict[str, Any]:
 
 _REQUIRED = object()  # equal to no value
 _EMPTY = object()  # stands for the default that a factory makes, which is empty
-_NONE_GIVEN = dataclasses.MISSING, msgspec.NODEFAULT
+_NO_DEFAULT = dataclasses.MISSING, msgspec.NODEFAULT  # of dataclasses, of structs
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]], tuple[object, ...]]:
     """The names of the fields of a kind of records, a function that returns their values, and their defaults."""
-    if issubclass(kind, msgspec.Struct):
-        found = {field.name: (field.default, field.default_factory) for field in msgspec.structs.fields(kind)}
-    else:
-        found = {field.name: (field.default, field.default_factory) for field in dataclasses.fields(kind)}
-    names = tuple(found)
+    fields: Any = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else dataclasses.fields(kind)
+    names = tuple(field.name for field in fields)
     defaults = tuple(
-        _EMPTY if factory not in _NONE_GIVEN else _REQUIRED if default in _NONE_GIVEN else default
-        for default, factory in found.values()
+        _EMPTY
+        if field.default_factory not in _NO_DEFAULT
+        else _REQUIRED
+        if field.default in _NO_DEFAULT
+        else field.default
+        for field in fields
     )
     return names, operator.attrgetter(*names), defaults
 
@@ -212,6 +213,7 @@ def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[_Speeds]:
     known: dict[tuple[str, int], MeasuredSpeed] = {}
 
     def read(speed: Any) -> MeasuredSpeed:
+        """Return the speed that is written out, or that an earlier job has under the written key."""
         if isinstance(speed, dict):
             first = MeasuredSpeed.from_json(speed)
             return known.setdefault(first.key, first)

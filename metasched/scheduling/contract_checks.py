@@ -120,18 +120,18 @@ def _broken_amount(job: Job, grant: Grant) -> str | None:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
         return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
-    if gpu_type is not None and (refused := _refused_types(job, gpu_type, grant.other_types)):
+    if gpu_type is not None and (refused := _refused_types(job, (gpu_type, *grant.other_types))):
         return f"is granted GPUs of type {', '.join(refused)}, it accepts {', '.join(job.gpu_types) or 'none'}"
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
     return None
 
 
-def _refused_types(job: Job, gpu_type: str, other_types: Sequence[str]) -> Sequence[str]:
+def _refused_types(job: Job, gpu_types: Sequence[str]) -> list[str]:
     """Those of the GPU types that a job does not accept; all of them for a CPU-only job."""
-    if not job.gpus:
-        return (gpu_type, *other_types)
-    return [one for one in (gpu_type, *other_types) if one not in job.gpu_types] if job.gpu_types else ()
+    if job.gpus and not job.gpu_types:
+        return []
+    return [one for one in gpu_types if not job.gpus or one not in job.gpu_types]
 
 
 def _broken_batch(job: Job, gpus: int, batch: BatchPlan) -> str | None:

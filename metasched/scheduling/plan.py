@@ -77,8 +77,7 @@ def plan(  # noqa: PLR0917  what is observed, and what was decided
     """
     targets = {uid: target for uid, target in targets.items() if uid not in ends} if ends else targets
     planner = _Planner(snapshot, targets, timeouts, sharing, unsent, ends)
-    last = len(targets)
-    rank = {uid: i for i, uid in enumerate(targets)}
+    rank, last = planner.rank, len(targets)
     concerned = [job for job in snapshot.jobs if not _stays_held(job) or job.uid in rank or job.uid in ends]
     jobs = sorted(concerned, key=lambda job: (rank.get(job.uid, last), job.uid))
     actions = [action for job in jobs if (action := planner.missing_action(job)) is not None]

@@ -252,18 +252,19 @@ class TextReader:
         background, self._background = self._background, None
         if background is not None:
             background.read_since.update(read_now)
-            if background.texts.done():
-                texts = background.texts.result()
-                found = self._take(texts, background.answerable(asked, lines()), background.read_since)
-                undecided = [one for one in asked if one in texts.undecided and one not in background.read_since]
-                found += self._read_singly(undecided[:MOST_SINGLE])
-                background.note_answered(found.answered)
-        are_all_answered = set(asked) <= set(found.answered)
-        if background is not None and not (background.texts.done() and (are_all_answered or not found.answered)):
+            if not background.texts.done():
+                self._background = background
+                return found
+            texts = background.texts.result()
+            found = self._take(texts, background.answerable(asked, lines()), background.read_since)
+            undecided = [one for one in asked if one in texts.undecided and one not in background.read_since]
+            found += self._read_singly(undecided[:MOST_SINGLE])
+            background.note_answered(found.answered)
+        if not set(asked) <= set(found.answered):
+            if background is None or not found.answered:
+                before = {*lines(), *self._known}
+                background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines(), set())
             self._background = background
-        elif not are_all_answered:
-            before = {*lines(), *self._known}
-            self._background = _BackgroundRead(self._start(lambda: self._read_all(before)), lines(), set())
         return found
 
     def _read_all(self, before: Collection[str]) -> _Texts:

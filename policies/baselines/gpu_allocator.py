@@ -86,7 +86,7 @@ class Allocator:
         length = len(self.queue)
         for position, job in enumerate(self.queue, start=1):
             more = order(job)
-            reason = Reason.of_position(Code.QUEUE_POSITION, position, length, *(() if more is None else (more,)))
+            reason = Reason.of_position(Code.QUEUE_POSITION, position, length, () if more is None else (more,))
             amount = self.pool.assigned.get(job.uid)
             least = self.least(job)
             sizes = self.sizes(job) if amount is None else {}

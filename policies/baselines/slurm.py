@@ -147,6 +147,7 @@ class _UsageRecord:
         average = sum(shares.values()) / len(shares) if shares else 1.0
 
         def level(account: str) -> float:
+            """Return an account's usage over its share, in GPU-seconds; infinite for one without a share."""
             used, share = of_account.get(account, 0.0), shares.get(account, average)
             return used / share if share else math.inf
 

@@ -606,7 +606,7 @@ def test_the_daemon_needs_a_configuration(run, tmp_path, options):
 
 
 def test_help_imports_neither_tables_nor_the_decoder_of_the_status():
-    """The help of a command that reads no status imports neither of the two, which would double its time."""
+    """The help of a command that reads no status needs neither."""
     script = (
         "import sys; from metasched.cli import main\n"
         "try: main(['submit', '--help'])\n"
