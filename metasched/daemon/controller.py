@@ -127,6 +127,7 @@ class Controller:
         self._snapshots = SnapshotEncoder(reuses=reuses_results())
         self._background_solver = BackgroundSolver()
         self._store_log = StoreLogWatch(store)
+        self._decided_snapshot: Snapshot | None = None  # of a round of this poll, until it is stored
         self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
         self.decide_seconds = None if last is None else last.decide_seconds  # wall time of the latest decision
@@ -153,6 +154,7 @@ class Controller:
         reuses = reuses_results()
         self._actionable = Latest[tuple[str, ...]](reuses=reuses)
         self._disallowed_targets = Latest[frozenset[str]](reuses=reuses)
+        self._start_deferred = Latest[frozenset[str]](reuses=reuses)
         self._batches_now = Latest[Mapping[str, BatchRegime]](reuses=reuses)
         self._changing = Latest[bool](reuses=reuses)
         self._leaked: Mapping[str, int] = {}  # GPUs that Slurm counts without a job, by node, in the last poll
@@ -226,6 +228,7 @@ class Controller:
         actions = self._plan(state)
         self.poll_times.mark("plan")
         done = self._act(actions, state)
+        self._keep_snapshot()
         self.poll_times.mark("act")
         self._store_log.check()
         if self.side_work is not None:
@@ -326,9 +329,9 @@ class Controller:
         return app_statuses(self._searches, self._apps, jobs) if self._searches else ()
 
     @property
-    def deferred(self) -> Iterable[tuple[SlurmJob, Reason]]:
-        """The new jobs that the latest poll has not taken in, each with the reason."""
-        return self._intake.deferred.values()
+    def deferred(self) -> Mapping[str, tuple[SlurmJob, Reason]]:
+        """The new jobs that the latest poll has not taken in, each with the reason, by uid; unchanged, one object."""
+        return self._intake.deferred
 
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
@@ -472,7 +475,9 @@ class Controller:
             or (self.policy.wakes_on_result and self._background_solver.has_answer)
         )
         # A start that Slurm refused is tried again in regular rounds, and so starts none early.
-        deferred = {uid for uid in blocked if start_deferral(state.jobs[uid].job) is not None}
+        deferred = self._start_deferred.of(
+            lambda: frozenset(uid for uid in blocked if start_deferral(state.jobs[uid].job) is not None), state.version
+        )
         self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - deferred
         if state.snapshot.sharing is not self._sharing_possible:
             self._sharing_possible = state.snapshot.sharing
@@ -516,12 +521,12 @@ class Controller:
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name), self._apps)
             reasons = unchanged(self._reasons, result.reasons)
-            keeps_snapshot = self.config.history.snapshots_bytes and not self._store_log.full
             sharing = _gpu_sharing_after(self.policy, snapshot, result)
             undisturbed = [
                 job
                 for job in snapshot.jobs
-                if continues_undisturbed(job, result.targets.get(job.uid), has_co_runner=job.uid in sharing.partners)
+                if job.uid in result.targets
+                and continues_undisturbed(job, result.targets[job.uid], has_co_runner=job.uid in sharing.partners)
             ]
             self._store.commit_round(
                 number,
@@ -532,8 +537,6 @@ class Controller:
                 targets=result.targets,
                 reasons=reasons,
                 decide_seconds=(took := time.perf_counter() - begun),
-                snapshot=self._snapshots.encode(snapshot) if keeps_snapshot else b"",
-                snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
                 co_runners=sharing.partners,
                 time_slicing=sharing.time_slicing,
@@ -553,6 +556,7 @@ class Controller:
             )
             return
         self._round = number
+        self._decided_snapshot = snapshot
         self.decide_seconds = took
         self._unsolved = result.state if precomputes else None
         if not self.policy.precompute_at:
@@ -578,11 +582,26 @@ class Controller:
         Jobs that are suspended only for their co-runner's time slice count as running, and what became of the trials of
         live apps, and what their drivers ask for, is in it.
         """
-        jobs = tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in snapshot.jobs)
+        jobs = snapshot.jobs
+        if any(job.status is Status.SUSPENDED for job in jobs):
+            jobs = tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in jobs)
         gone = trials_of(self._apps) - snapshot.job.keys()
         completed = self._store.completed_by_themselves(gone) if gone else frozenset()
         orders = self._orders.read(snapshot.jobs, snapshot.now)
         return replace(snapshot, jobs=jobs, completed_trials=completed, trial_orders=orders)
+
+    def _keep_snapshot(self) -> None:
+        """Store what the round of this poll has seen, for ``replay``: after its actions, which do not depend on it."""
+        snapshot, self._decided_snapshot = self._decided_snapshot, None
+        if snapshot is None:
+            return
+        most = self.config.history.snapshots_bytes
+        try:
+            data = self._snapshots.encode(snapshot) if most and not self._store_log.full else b""
+        except Exception:  # what a policy's computation gave may be no JSON: the round stands, and has no replay
+            log.exception("snapshot_not_kept", policy=self.policy.name, round=self._round)
+            data = b""
+        self._store.keep_snapshot(self._round, data, most)
 
     def _note_degraded(self, degraded: Reason | None, now: float) -> None:
         """Count a degraded round; the first of several is logged and recorded."""

@@ -86,6 +86,7 @@ class StatusPublisher:
         self._failed = False
         self._reuses = reuses_results()
         self._ended = Latest[tuple[JobStatus, ...]](reuses=self._reuses)
+        self._deferred = Latest[tuple[DeferredStatus, ...]](reuses=self._reuses)
         self._ended_jobs: Mapping[str, tuple[JobRecord, JobStatus]] = {}  # by uid
         self._ids = Latest[_Ids](reuses=self._reuses)
         self._most_gpus = Latest[Mapping[str, int]](reuses=self._reuses)
@@ -117,7 +118,8 @@ class StatusPublisher:
             return
         snapshot = state.snapshot
         finished = self._ended.of(self._recently_ended, self._store.live_records())
-        apps, deferred = tuple(controller.app_statuses(snapshot.jobs)), _deferred(controller)
+        apps = tuple(controller.app_statuses(snapshot.jobs))
+        deferred = self._deferred.of(lambda: _deferred(controller.deferred), controller.deferred)
         self._publish_jobs(controller, state, finished, apps, deferred)
         shown = {job.uid for job in finished}
         for uid in [uid for uid in self._pasts if uid not in state.jobs and uid not in shown]:
@@ -541,10 +543,10 @@ def _waits(job: Job) -> bool:
     return job.status is JobState.HELD and job.blocked is None
 
 
-def _deferred(controller: Controller) -> tuple[DeferredStatus, ...]:
+def _deferred(found: Mapping[str, tuple[SlurmJob, Reason]]) -> tuple[DeferredStatus, ...]:
     """Return the jobs that are not taken in yet, by user and reason."""
     groups: dict[tuple[str, Reason], list[SlurmJob]] = {}
-    for job, reason in controller.deferred:
+    for job, reason in found.values():
         groups.setdefault((job.user, reason), []).append(job)
     return tuple(
         DeferredStatus(

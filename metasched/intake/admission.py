@@ -28,6 +28,9 @@ class Admission(NamedTuple):
     deferred: Mapping[str, Reason]
 
 
+NO_NEW_JOBS = Admission((), {})
+
+
 def admission(observation: Observation, intake: Intake) -> Admission:
     """Return the new jobs that this poll may take in, and those that it defers, by uid, each with the reason.
 
@@ -58,21 +61,23 @@ def admission(observation: Observation, intake: Intake) -> Admission:
             admitted.append(uid)
 
     @cache
-    def limits(user: str, account: str, qos: str) -> tuple[int | None, int]:
-        return intake.array_tasks_of(user, account, qos), intake.live_jobs_of(user, account, qos)
+    def limits(user: str, account: str, qos: str) -> tuple[int | None, int, Reason]:
+        most_live = intake.live_jobs_of(user, account, qos)
+        too_many = Reason.of(Code.TOO_MANY_LIVE_JOBS, user=user, most=most_live)
+        return intake.array_tasks_of(user, account, qos), most_live, too_many
 
     found: dict[str, Reason] = {}
     left = NEW_JOBS
     while waiting:
         for user in list(waiting):  # one job of each user in turn: nobody waits for another user's thousands
             uid = waiting[user].popleft()
-            job = observation.new[uid]
-            most_tasks, most_live = limits(job.user, job.account, job.qos)
+            job = new[uid]
+            most_tasks, most_live, too_many = limits(job.user, job.account, job.qos)
             tasks = 0 if job.array_job_id is None else arrays[job.array_job_id]
             if most_tasks is not None and tasks > most_tasks:
                 found[uid] = Reason.of(Code.ARRAY_TOO_LARGE, tasks=tasks, most=most_tasks)
             elif live[user] >= most_live:
-                found[uid] = Reason.of(Code.TOO_MANY_LIVE_JOBS, user=user, most=most_live)
+                found[uid] = too_many
             elif left == 0:
                 found[uid] = Reason(Code.INTAKE_CONTINUES)
             else:

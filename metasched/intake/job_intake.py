@@ -18,8 +18,8 @@ from metasched.configuration.config import Intake
 from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
-from metasched.core.reuse import differing, in_order_of, patched, reuses_results
-from metasched.intake.admission import admission
+from metasched.core.reuse import Latest, differing, in_order_of, patched, reuses_results
+from metasched.intake.admission import NO_NEW_JOBS, Admission, admission
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
@@ -82,7 +82,9 @@ class JobIntake:
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()
-        self._reuses = reuses_results()
+        self._held: Mapping[str, tuple[SlurmJob, Reason]] = {}  # of the deferred jobs, those that were held so
+        self._reuses = reuses = reuses_results()
+        self._admission = Latest[Admission](reuses=reuses)
         # jobs and records of the last poll, if all were marked
         self._shown: tuple[Mapping[str, SlurmJob], Mapping[str, JobRecord]] | None = None
         self._marked: Mapping[str, RecordedJob] = {}  # jobs of the last poll for which nothing is left to write
@@ -104,19 +106,33 @@ class JobIntake:
             SlurmUnavailableError: Slurm does not answer.
         """
         self._shared_records = observation.shared_records
-        inventory = observation.inventory
-        records, deferred = observation.records, dict[str, Reason]()
-        self.arrived = 0
-        if new := observation.new:
-            found = admission(observation, limits)
-            deferred |= found.deferred
-            admitted = {uid: new[uid] for uid in found.admitted}
+        ours, records, inventory = observation.ours, observation.records, observation.inventory
+        before = self._admission.latest
+        found = self._admission.of(
+            lambda: admission(observation, limits) if observation.new else NO_NEW_JOBS, ours, records, limits
+        )
+        recorded: Mapping[str, JobRecord] = {}
+        if found.admitted:
+            admitted = {uid: ours[uid] for uid in found.admitted}
             recorded = self._record(admitted, inventory, observation.now, limits.seconds)
-            deferred |= dict.fromkeys(admitted.keys() - recorded.keys(), INTAKE_CONTINUES)
-            self.arrived = len(recorded)
             records = {**records, **recorded}
-        self.deferred = {uid: (new[uid], reason) for uid, reason in deferred.items()}
-        marked, ours = self._marked, observation.ours
+        self.arrived = len(recorded)
+        if found.admitted or found is not before:
+            later = dict.fromkeys((uid for uid in found.admitted if uid not in recorded), INTAKE_CONTINUES)
+            self.deferred = {uid: (ours[uid], reason) for uid, reason in {**found.deferred, **later}.items()}
+        jobs = self._mark_recorded(ours, records, inventory)
+        self._hold_deferred()
+        return jobs
+
+    def _mark_recorded(
+        self, ours: Mapping[str, SlurmJob], records: Mapping[str, JobRecord], inventory: NodeInventory
+    ) -> Mapping[str, RecordedJob]:
+        """Return the listed jobs that have a record, by uid, after the writes that some of them need.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        marked = self._marked
         looked_at: Collection[str] = ours.keys()
         jobs, still_marked = dict[str, RecordedJob](), dict[str, RecordedJob]()
         if self._shown is not None:  # there was nothing to write
@@ -140,13 +156,8 @@ class JobIntake:
             jobs[uid] = still_marked[uid] = job
         jobs = in_order_of([uid for uid in ours if uid in jobs], jobs)
         self._marked = jobs if len(still_marked) == len(jobs) else still_marked
-        is_settled = self._reuses and len(still_marked) == len(jobs) and not deferred
+        is_settled = self._reuses and len(still_marked) == len(jobs)
         self._shown = (ours, records) if is_settled else None
-        held = set()  # records, each with a reason: tasks that share a record are held by one write
-        for uid, (slurm_job, reason) in self.deferred.items():
-            if (key := (self._record_id(slurm_job), reason.code)) not in held:
-                held.add(key)
-                self._hold_deferred(uid, slurm_job, reason)
         return jobs
 
     def forget(self, uid: str) -> None:
@@ -248,15 +259,39 @@ class JobIntake:
             return job
         return RecordedJob(record, slurm)
 
-    def _hold_deferred(self, uid: str, slurm: SlurmJob, reason: Reason) -> None:
-        """Stamp and hold a job that is not taken in, so that Slurm does not start it; tell its owner of a large array.
+    def _hold_deferred(self) -> None:
+        """Stamp and hold the jobs that are not taken in, so that Slurm does not start them.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        if self._reuses and self._held is self.deferred:
+            return
+        before, held = self._held if self._reuses else {}, dict[str, tuple[SlurmJob, Reason]]()
+        written = set()  # records, each with a reason: tasks that share a record are held by one write
+        for uid, (slurm_job, reason) in self.deferred.items():
+            known = before.get(uid)
+            if known is None or known[0] is not slurm_job or known[1] != reason:
+                key = self._record_id(slurm_job), reason.code
+                if key in written:
+                    continue
+                if not self._is_held(uid, slurm_job, reason):
+                    written.add(key)
+                    continue
+            held[uid] = slurm_job, reason
+        self._held = self.deferred if len(held) == len(self.deferred) else held
+
+    def _is_held(self, uid: str, slurm: SlurmJob, reason: Reason) -> bool:
+        """Return whether a job that is not taken in is stamped and held; write what is missing.
+
+        The owner of a large array is told by the stamp.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
         known = Stamp.read(slurm.admin_comment)
         if known is not None and known.held and slurm.hold is Hold.USER and not slurm.restarts:
-            return  # its owner submitted it with --hold
+            return True  # its owner submitted it with --hold
         slurm_job_id = self._record_id(slurm)
         comment = slurm.admin_comment
         if known is None or reason.code == Code.ARRAY_TOO_LARGE:
@@ -268,6 +303,9 @@ class JobIntake:
             self._writes.mark(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, comment))
         elif slurm.hold is not Hold.ADMIN:
             self._writes.mark(slurm_job_id, "hold", lambda: self._client.hold(slurm_job_id))
+        else:
+            return True
+        return False
 
     def _record_id(self, slurm: SlurmJob) -> str:
         """Slurm's id by which to write a job: tasks that are not split off yet are written through their record."""

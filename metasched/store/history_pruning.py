@@ -12,6 +12,10 @@ PRUNED_AT_ONCE = 1000
 """Most rows of each table that one call of ``prune_some`` deletes, so that a poll of the daemon is not delayed."""
 _NO_LIMIT = 2**63 - 1
 _SNAPSHOT_BYTES = "SELECT TOTAL(LENGTH(data) + state_bytes) FROM snapshots"
+_STATE_BYTES = (
+    "SELECT coalesce(sum(LENGTH(data)), 0) FROM (SELECT data FROM policy_state WHERE round = :round "
+    "UNION ALL SELECT data FROM apps WHERE round = :round)"
+)
 
 # Rounds and jobs before the cutoff, the oldest first. The latest round is never deleted: the next number follows it.
 _OLD_ROUNDS = (
@@ -147,21 +151,31 @@ class HistoryPruning(Connection):
             for table in ("speeds", "iterations"):
                 self._write(_ON_REQUEST[table], {"before": before, "most": most})
 
-    def _keep_snapshot(self, number: int, snapshot: bytes, state_bytes: int, keep_bytes: int) -> float:
-        """Insert a snapshot, delete the oldest ones beyond the limit, and return the bytes of those that remain."""
-        added = 0
-        if snapshot:
-            added = len(snapshot) + state_bytes
-            sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
-            self._write(sql, [number, snapshot, state_bytes])
-        # the sum reads the whole table, so it is computed once
-        held = self._rows(_SNAPSHOT_BYTES)[0][0] if self._snapshot_bytes is None else self._snapshot_bytes + added
-        while held > keep_bytes:
-            sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"
-            ((oldest, size),) = self._rows(sql)
-            self._write("DELETE FROM snapshots WHERE round = ?", [oldest])
-            held -= size
-        return held
+    def keep_snapshot(self, number: int, snapshot: bytes, most_bytes: int) -> None:
+        """Store the snapshot of the latest round, and delete what no replay can use any more.
+
+        Args:
+            number: of the round.
+            snapshot: the engine's input, encoded; empty for none.
+            most_bytes: of all snapshots with their rounds' states of policies and apps; the oldest are deleted.
+        """
+        with self.transaction():
+            added = 0
+            if snapshot:
+                states = self._rows(_STATE_BYTES, {"round": number})[0][0]
+                added = len(snapshot) + states
+                sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
+                self._write(sql, [number, snapshot, states])
+            # the sum reads the whole table, so it is computed once
+            held = self._rows(_SNAPSHOT_BYTES)[0][0] if self._snapshot_bytes is None else self._snapshot_bytes + added
+            while held > most_bytes:
+                sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"
+                ((oldest, size),) = self._rows(sql)
+                self._write("DELETE FROM snapshots WHERE round = ?", [oldest])
+                held -= size
+            for table in ("policy_state", "apps"):
+                self._write(_DETAILS[table], {"most": PRUNED_AT_ONCE})
+        self._snapshot_bytes = held  # after the commit, which may fail
 
     def _prune(self, statements: Mapping[str, str], before: float, most: int) -> dict[str, int]:
         """Delete at most ``most`` rows of each table, and return the numbers of deleted rows."""
@@ -174,7 +188,3 @@ class HistoryPruning(Connection):
         if self._snapshot_bytes is not None:
             self._snapshot_bytes -= freed
         return deleted
-
-    def _prune_states(self) -> None:
-        for table in ("policy_state", "apps"):
-            self._write(_DETAILS[table], {"most": PRUNED_AT_ONCE})

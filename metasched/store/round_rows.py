@@ -40,8 +40,6 @@ class RoundRows(LoadRows, HistoryPruning):
         reasons: Mapping[str, Reason],
         decide_seconds: float,
         summary: Mapping[str, Any] | None = None,
-        snapshot: bytes = b"",
-        snapshots_limit_bytes: int = 0,
         co_runners: Mapping[str, str] | None = None,
         time_slicing: Collection[str] = (),
         renewed: Collection[str] = (),
@@ -54,7 +52,7 @@ class RoundRows(LoadRows, HistoryPruning):
         """Commit one round to the disk: the states of the policy and of the apps, the targets, the ends, the reasons.
 
         A decision is a row only where a job's target, batch plan or reason changed. A state is a row only where it
-        changed, and remains as long as the replay of a snapshot needs it.
+        changed, and remains as long as the replay of a snapshot needs it. ``keep_snapshot`` follows.
 
         Args:
             number: of the round, greater than the last round's.
@@ -66,8 +64,6 @@ class RoundRows(LoadRows, HistoryPruning):
             reasons: for each live job; those that are also in ``targets`` run.
             decide_seconds: duration of the policy's decision.
             summary: of the snapshot, JSON-compatible.
-            snapshot: the engine's input, encoded; empty for none.
-            snapshots_limit_bytes: most bytes of all snapshots with their rounds' policy states; the oldest are deleted.
             co_runners: by uid, the co-runner on the same GPUs, for both jobs of each pair.
             time_slicing: uids of the jobs that alternate with their co-runners, one suspended while the other runs.
             renewed: uids of the jobs whose run continues on the same GPUs.
@@ -104,14 +100,12 @@ class RoundRows(LoadRows, HistoryPruning):
                 last.round if last else 0,
                 {uid: (placed.get(uid), texts.get(uid, ""), plans.get(uid)) for uid in {**reasons, **placed}},
             )
-            written = self._commit_state(number, policy, state) + self._commit_apps(number, apps)
+            self._commit_state(number, policy, state)
+            self._commit_apps(number, apps)
             self._write_many(
                 "UPDATE jobs SET end_reason = ? WHERE uid = ? AND end_reason IS NULL",
                 [(to_text(reason), uid) for uid, reason in ends.items()],
             )
-            held = self._keep_snapshot(number, snapshot, written, snapshots_limit_bytes)
-            self._prune_states()
-        self._snapshot_bytes = held  # after the commit, which may fail
 
     def last_round(self) -> RoundRecord | None:
         """The latest committed round."""
@@ -218,25 +212,21 @@ class RoundRows(LoadRows, HistoryPruning):
             [(uid, number, *decisions[uid]) for uid in changed],
         )
 
-    def _commit_state(self, number: int, policy: str, state: PolicyState) -> int:
-        """Insert a state that differs from the last round's, and return its bytes; 0 where it does not."""
+    def _commit_state(self, number: int, policy: str, state: PolicyState) -> None:
+        """Insert a state that differs from the last round's."""
         data = as_json(state.data)
         latest = self._row(
             "SELECT version, data FROM policy_state WHERE policy = ? ORDER BY round DESC LIMIT 1", [policy]
         )
-        if latest == (state.version, data):
-            return 0
-        self._write(
-            "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
-            [policy, number, state.version, data],
-        )
-        return len(data)
+        if latest != (state.version, data):
+            self._write(
+                "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
+                [policy, number, state.version, data],
+            )
 
-    def _commit_apps(self, number: int, state: AppsState) -> int:
-        """Insert a state of the apps that differs from the last round's, and return its bytes; 0 where it does not."""
+    def _commit_apps(self, number: int, state: AppsState) -> None:
+        """Insert a state of the apps that differs from the last round's."""
         data = as_json(state.data)
         latest = self._row("SELECT version, data FROM apps ORDER BY round DESC LIMIT 1")
-        if latest == (state.version, data) or (latest is None and not state.data):
-            return 0
-        self._write("INSERT INTO apps (round, version, data) VALUES (?, ?, ?)", [number, state.version, data])
-        return len(data)
+        if latest != (state.version, data) and not (latest is None and not state.data):
+            self._write("INSERT INTO apps (round, version, data) VALUES (?, ?, ?)", [number, state.version, data])

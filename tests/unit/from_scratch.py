@@ -2,6 +2,9 @@
 
 from metasched.core.model import Job, Status
 from metasched.daemon.cluster_state import ClusterStateBuilder
+from metasched.daemon.status_publisher import _deferred
+from metasched.intake.admission import admission
+from metasched.intake.job_intake import INTAKE_CONTINUES
 from metasched.observe.job_identification import identify
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, status_of
@@ -26,7 +29,7 @@ def check_every_poll(controller, slurm):
         A function that returns the latest state; None before the first.
     """
     observer, builder, store = controller._observer, controller._state_builder, controller._store
-    observe, build, make_plan = observer.observe, builder.build, controller._plan
+    observe, take_in, build, make_plan = observer.observe, controller._intake.take_in, builder.build, controller._plan
     latest = [None]
 
     def checked_observe(now):
@@ -35,6 +38,15 @@ def check_every_poll(controller, slurm):
         assert list(observation.nodes) == list(slurm.nodes())
         _check_observation(observation, controller, slurm)
         return observation
+
+    def checked_take_in(observation, limits):
+        new, expected = observation.new, admission(observation, limits)
+        recorded = take_in(observation, limits)
+        later = dict.fromkeys((uid for uid in expected.admitted if uid not in recorded), INTAKE_CONTINUES)
+        reasons = {**expected.deferred, **later}
+        assert controller._intake.deferred == {uid: (new[uid], reason) for uid, reason in reasons.items()}
+        assert recorded.keys() == {uid for uid in observation.ours if uid in store.live_records()}
+        return recorded
 
     def checked_build(observation, tracked, config, number):
         state = build(observation, tracked, config, number)
@@ -62,6 +74,7 @@ def check_every_poll(controller, slurm):
         return actions
 
     observer.observe, builder.build, controller._plan = checked_observe, checked_build, checked_plan
+    controller._intake.take_in = checked_take_in
     return lambda: latest[0]
 
 
@@ -72,6 +85,7 @@ def check_published(controller, state, shared):
         return
     publisher, now = controller._publisher, state.snapshot.now
     assert [job.uid for job in status.jobs] == [job.uid for job in state.snapshot.jobs]
+    assert status.deferred == _deferred(controller.deferred)
     waiting = [uid for uid in controller.ranked if uid in state.jobs and _waits(state.snapshot.job[uid])]
     assert {job.uid: job.place for job in status.jobs if job.place} == {uid: n for n, uid in enumerate(waiting, 1)}
     for found in status.jobs:

@@ -44,9 +44,8 @@ def site(tmp_path):
                 targets={UID: placement},
                 reasons={UID: Reason.text("first")},
                 decide_seconds=0.1,
-                snapshot=b"\xff\x00",
-                snapshots_limit_bytes=100,
             )
+            store.keep_snapshot(number, b"\xff\x00", 100)
         store.release(UID, 1, placement, at)
         store.run_started(UID, 1, at + 1, placement)
         store.run_ended(UID, 1, at + 61, EndCause.FINISHED)

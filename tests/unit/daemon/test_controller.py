@@ -414,6 +414,35 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
 
 
+def test_a_round_whose_snapshot_cannot_be_stored_stands(site, monkeypatch):
+    """A policy's computation may give what is no JSON: the jobs start all the same, and the daemon goes on."""
+
+    def broken(snapshot):
+        raise TypeError(snapshot)
+
+    monkeypatch.setattr(site.controller._snapshots, "encode", broken)
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(5)
+    assert site.state(job) is JobState.RUNNING
+    assert site.store.snapshot(site.controller.round_number) is None
+
+
+def test_the_actions_of_a_round_do_not_wait_for_its_snapshot(tmp_path):
+    """It is stored at the end of the same poll; a daemon that is killed before that leaves a round without one."""
+    site = FakeSite(tmp_path)
+    site.add("--gres=gpu:1", seconds=60)
+    site.start(DyingClient(site.slurm, 2, after=True))
+    with pytest.raises(Killed):
+        site.run(5)
+    assert site.controller.round_number == 1
+    assert site.store.snapshot(1) is None
+    site.start()
+    site.run(5)
+    assert site.store.snapshot(site.controller.round_number) is not None
+    assert [job.status for job in site.status().jobs] == ["running"]
+    site.close()
+
+
 def test_advice_on_the_number_of_nodes_is_published(site, monkeypatch):
     """It is that of the latest round."""
     advice, decide = NodeAdvice("v100", 4, 2, 0.25, 0.5), site.controller.policy.decide

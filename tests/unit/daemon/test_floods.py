@@ -150,6 +150,9 @@ def test_a_user_has_at_most_as_many_live_jobs_as_the_limit_says(tmp_path):
     assert {job.hold for job in site.slurm.jobs() if job.state is JobState.PENDING} == {Hold.ADMIN}
     with pytest.raises(JobNotFoundError, match=f"not taken in yet: {ME} has 6 live jobs"):
         find(site.status(), f"{array}_9")
+    site.slurm.owner_release(array)
+    site.run(5)
+    assert {job.hold for job in site.slurm.jobs() if job.state is JobState.PENDING} == {Hold.ADMIN}
     site.run_until(lambda: all(job.state is JobState.COMPLETED for job in site.slurm.jobs()))
     site.close()
 

@@ -128,7 +128,8 @@ class History:
             file.write(json.dumps(line) + "\n")
 
     def reload(self, number):
-        intake = Intake(limits=({"users": [ME], "non_preemptible_gpus": number},)) if number % 2 else Intake()
+        limits = {"users": [ME], "non_preemptible_gpus": number, "live_jobs": 1 + number}
+        intake = Intake(limits=(limits,)) if number % 2 else Intake()
         config = self.site.config.model_copy(update={"intake": intake})
         kind = POLICIES[("fifo", "las", "srtf")[number % 3]]
         self.site.controller.reconfigure(config, kind(kind.Parameters()))
@@ -186,6 +187,20 @@ def test_an_unchanged_poll_makes_no_job_and_writes_no_jobs(tmp_path, monkeypatch
     assert path.stat().st_ino == written
     assert site.status().published > before
     assert len({id(state.version) for state in states}) == 1
+    site.close()
+
+
+def test_a_job_over_the_limit_is_looked_at_once(tmp_path, monkeypatch):
+    """While nothing changes, no poll decides again who is taken in, nor looks again whether the others are held."""
+    site = FakeSite(tmp_path, round_seconds=1e6)
+    site.controller.reconfigure(site.config.model_copy(update={"intake": Intake(live_jobs=2)}), site.controller.policy)
+    for _ in range(5):
+        site.add("--gres=gpu:4", "--begin=now+1000")
+    site.run(20)
+    monkeypatch.setattr("metasched.intake.job_intake.admission", None)
+    monkeypatch.setattr(site.controller._intake, "_is_held", None)
+    site.run(10)
+    assert [one.jobs for one in site.status().deferred] == [3]
     site.close()
 
 

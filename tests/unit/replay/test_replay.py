@@ -237,10 +237,9 @@ def test_another_batch_is_a_difference(tmp_path, recorded):
             targets={"1": place},
             reasons={"1": Reason.text("for the test")},
             decide_seconds=0.0,
-            snapshot=encode(snapshot),
-            snapshots_limit_bytes=10**6,
             batches={} if recorded is None else {"1": recorded},
         )
+        store.keep_snapshot(1, encode(snapshot), 10**6)
         (found,) = replay(store, registry, 1)
     expected = [] if recorded == BatchPlan(32) else [(place, place, recorded, BatchPlan(32))]
     assert [(d.stored, d.replayed, d.stored_batch, d.replayed_batch) for d in found.differences] == expected

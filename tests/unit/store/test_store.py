@@ -42,10 +42,9 @@ def commit(
         reasons={uid: Reason.text(text) for uid, text in (reasons or {}).items()},
         decide_seconds=0.5,
         summary={"jobs": len(reasons or {})},
-        snapshot=snapshot,
-        snapshots_limit_bytes=kept,
         **more,
     )
+    store.keep_snapshot(number, snapshot, kept)
 
 
 @pytest.fixture
