@@ -129,14 +129,17 @@ class Site:
         return self.wait(has_status, seconds)
 
     def failure_report(self):
-        """Return the end of the daemon's log, the jobs in Slurm and in the published status, and their output."""
+        """Return the published jobs, the end of the daemon's log, the jobs in Slurm, and their output."""
         try:
             status = published.read(self.base / "shared")
-            states = [f"job {job.slurm_job_id}: {job.status}" for job in (*status.jobs, *status.finished)]
+            states = [
+                f"job {job.slurm_job_id}: {job.status} on {dict(job.nodes)}, step {job.progress_steps}: {job.reason}"
+                for job in (*status.jobs, *status.finished)
+            ]
         except published.StatusError as error:
             states = [str(error)]
         outputs = [f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in self.base.glob("job-*/out.txt")]
-        return "\n".join([self.log()[-3000:], self.cluster.run("scontrol", "show", "jobs"), *states, *sorted(outputs)])
+        return "\n".join([*states, self.log()[-3000:], self.cluster.run("scontrol", "show", "jobs"), *sorted(outputs)])
 
     def submit(self, command, *options, tag="metasched", user=None):
         """Submit a batch script of one command with its own output directory, and return the job's id."""
