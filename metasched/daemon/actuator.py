@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -125,6 +127,14 @@ class RoundFacts:
     end: float
 
 
+class _Begun(NamedTuple):
+    """An action whose outcome the store does not have yet; its entry there; when it began, monotonic seconds."""
+
+    action: Action
+    entry: int
+    at: float
+
+
 class Actuator:
     """Performs actions, and puts off for a while those that failed.
 
@@ -169,6 +179,9 @@ class Actuator:
     def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:
         """Perform the actions in order, and return how many succeeded.
 
+        The signals to the trainers of all jobs to be stopped come last, by one command: each such command reads all of
+        Slurm's jobs.
+
         Array tasks that are not split off yet share one record of Slurm, which is held as a whole by one command. Holds
         and ends over the budget are left to the next poll, so that starts and stops do not wait for them.
 
@@ -182,9 +195,9 @@ class Actuator:
         self._repeat_delayed_releases(state)
         self.budget.renew()
         held_records: set[str] = set()  # Slurm's ids of the records of several array tasks that this poll has held
+        unsent: dict[str, list[_Begun]] = {}  # stops that the store and the mailbox have, by the signal to be sent
         for action in actions:
-            kind = ACTION_KINDS[type(action)]
-            if self._backoff.must_wait(action.uid, kind, now):
+            if self._backoff.must_wait(action.uid, ACTION_KINDS[type(action)], now):
                 continue
             if isinstance(action, HoldJob) and (shared := state.shared_record(action.uid)) is not None:
                 if shared in held_records:
@@ -192,27 +205,65 @@ class Actuator:
                 held_records.add(shared)
             if isinstance(action, HoldJob | End) and not self.budget.admits():
                 continue
-            entry = self._store.begin_action(
-                action.uid, kind, {"reason": to_json(action.reason)}, round_facts.number, now
-            )
-            begun = time.monotonic()
+            begun = self._begin(action, round_facts, now)
             try:
-                self._perform_one(action, state, round_facts)
+                signal = self._perform_one(action, state, round_facts)
             except (SlurmError, MailboxError) as error:
-                took = time.monotonic() - begun
-                self._store.end_action(entry, str(error), took)
-                log.warning("action_failed", action=describe(action, state.snapshot), error=str(error))
-                if not isinstance(error, SlurmRestartedError):
-                    self._back_off(action, error, now, took)
+                self._fail(begun, error, state)
                 if isinstance(error, SlurmUnavailableError):
+                    for stop in chain(*unsent.values()):
+                        self._fail(stop, error, state)
                     raise
                 continue
-            self._store.end_action(entry, "ok", time.monotonic() - begun)
-            self._backoff.record_success(action.uid, kind)
-            if isinstance(action, Stop | End):
-                self.unsent_stops.discard(action.uid)
-            log.info("action", action=describe(action, state.snapshot))
-            done += 1
+            if signal is not None:
+                unsent.setdefault(signal, []).append(begun)
+            else:
+                self._succeed(begun, state)
+                done += 1
+        return done + self._send_signals(unsent, state)
+
+    def _begin(self, action: Action, round_facts: RoundFacts, now: float) -> _Begun:
+        facts = {"reason": to_json(action.reason)}
+        entry = self._store.begin_action(action.uid, ACTION_KINDS[type(action)], facts, round_facts.number, now)
+        return _Begun(action, entry, time.monotonic())
+
+    def _succeed(self, begun: _Begun, state: ClusterState) -> None:
+        action = begun.action
+        self._store.end_action(begun.entry, "ok", time.monotonic() - begun.at)
+        self._backoff.record_success(action.uid, ACTION_KINDS[type(action)])
+        if isinstance(action, Stop | End):
+            self.unsent_stops.discard(action.uid)
+        log.info("action", action=describe(action, state.snapshot))
+
+    def _fail(self, begun: _Begun, error: SlurmError | MailboxError, state: ClusterState) -> None:
+        took = time.monotonic() - begun.at
+        self._store.end_action(begun.entry, str(error), took)
+        log.warning("action_failed", action=describe(begun.action, state.snapshot), error=str(error))
+        if not isinstance(error, SlurmRestartedError):
+            self._back_off(begun.action, error, state.snapshot.now, took)
+
+    def _send_signals(self, unsent: Mapping[str, Sequence[_Begun]], state: ClusterState) -> int:
+        """Send the jobs to be stopped their signals, and return how many were sent.
+
+        Raises:
+            SlurmUnavailableError: slurmctld does not answer in time; no signal counts as sent.
+        """
+        done, away = 0, None
+        for signal, stops in unsent.items():
+            ids = [state.snapshot.job[begun.action.uid].slurm_job_id for begun in stops]
+            try:
+                errors = dict.fromkeys(ids, away) if away else self._client.signal_all(ids, signal)
+            except SlurmError as error:
+                errors = dict.fromkeys(ids, error)
+                away = error if isinstance(error, SlurmUnavailableError) else None
+            for begun, slurm_job_id in zip(stops, ids, strict=True):
+                if (why := errors.get(slurm_job_id)) is not None:
+                    self._fail(begun, why, state)
+                else:
+                    self._succeed(begun, state)
+                    done += 1
+        if away is not None:
+            raise away
         return done
 
     def _back_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
@@ -292,7 +343,8 @@ class Actuator:
         fitted = job.iteration_parameters.get(placement.gpu_type or "") if placement is not None else None
         return LeasedBatch(run.batch_number, run.batch.per_gpu, run.batch.accumulation, theta=_theta(fitted))
 
-    def _perform_one(self, action: Action, state: ClusterState, round_facts: RoundFacts) -> None:
+    def _perform_one(self, action: Action, state: ClusterState, round_facts: RoundFacts) -> str | None:
+        """Perform an action; of a stop that its trainer can answer, return the signal that remains to be sent."""
         job = state.snapshot.job[action.uid]
         match action:
             case HoldJob():
@@ -300,7 +352,7 @@ class Actuator:
             case Start():
                 self._start(job, action, state, round_facts)
             case Stop():
-                self._stop(job, action, state)
+                return self._stop(job, action, state)
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
                 self._store.event("deaf", to_text(action.reason), uid=job.uid, at=state.snapshot.now)
@@ -317,6 +369,7 @@ class Actuator:
             case Retune():
                 self._store.batch_requested(job.uid, job.run, action.batch)
                 self._update_lease(job, round_facts)
+        return None
 
     def _hold(self, job: Job, state: ClusterState) -> None:
         now = state.snapshot.now
@@ -373,7 +426,8 @@ class Actuator:
                 log.info("not_held_after_restart", job=job.slurm_job_id, error=str(error))
             raise
 
-    def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:
+    def _stop(self, job: Job, action: Stop, state: ClusterState) -> str | None:
+        """Request a stop, and return the signal that its trainer is to be sent; None where Slurm requeues the job."""
         now = state.snapshot.now
         self._store.stop_requested(job.uid, job.run, now, action.successors)
         lease = self._lease_of(job)
@@ -384,11 +438,11 @@ class Actuator:
                 )
             except MailboxError as error:  # for example a full disk; the signal alone is enough
                 log.warning("stop_not_written", job=job.slurm_job_id, error=str(error))
-            self._client.signal(job.slurm_job_id, lease.signal)
-        else:
-            # No trainer has reported that it handles the signal, which would kill another script and make the job fail.
-            # Slurm's own requeue never loses a job, and its SIGTERM is a request to stop, too.
-            self._client.requeue_hold(job.slurm_job_id)
+            return lease.signal
+        # No trainer has reported that it handles the signal, which would kill another script and make the job fail.
+        # Slurm's own requeue never loses a job, and its SIGTERM is a request to stop, too.
+        self._client.requeue_hold(job.slurm_job_id)
+        return None
 
     def _end(self, job: Job, action: End, now: float) -> None:
         """End a job for good; the store has its end since the round that decided it."""

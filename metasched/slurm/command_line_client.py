@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -42,6 +42,10 @@ _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
 # The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
+MOST_SIGNALLED = 100
+"""Jobs that one `scancel` sends a signal, at most."""
+MOST_SINGLE_READS = 10
+"""Jobs beyond which one list of all jobs is read, rather than one job after the other."""
 
 
 class CommandLineClient:
@@ -220,13 +224,32 @@ class CommandLineClient:
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
         """Send a signal to all tasks of a job by `scancel`, if Slurm says now that the job is running."""
+        if (error := self.signal_all([slurm_job_id], signal).get(slurm_job_id)) is not None:
+            raise error
+
+    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """Send a signal to all tasks of those jobs of which Slurm says now that they are running.
+
+        Each `scancel` with a signal reads all jobs from slurmctld, so one is for many jobs.
+        """
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
         # For a pending or suspended job, scancel would retry for 20 s.
-        job_id, state = self._current(slurm_job_id)
-        if state != "RUNNING":
-            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
-        self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id], slurm_job_id)
+        running, errors = self._running(slurm_job_ids)
+        command = ["scancel", "-s", signal.removeprefix("SIG")]
+        groups = [list(running)[first : first + MOST_SIGNALLED] for first in range(0, len(running), MOST_SIGNALLED)]
+        while groups:
+            group = groups.pop(0)
+            try:
+                self._write([*command, *(running[one] for one in group)], *group)
+            except SlurmUnavailableError:
+                raise
+            except SlurmError as error:  # of a group, it may be about one job: each again, for its own message
+                if len(group) > 1:
+                    groups += [[one] for one in group]
+                else:
+                    errors[group[0]] = error
+        return errors
 
     def requeue_hold(self, slurm_job_id: str) -> None:
         """End the run and requeue the job by the command `requeuehold`, unless it may have been cancelled."""
@@ -290,7 +313,40 @@ class CommandLineClient:
         match answer.partition("\n")[0].split():
             case [job_id, state]:
                 return job_id, state
-        raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
+        raise _unknown(slurm_job_id)
+
+    def _running(self, slurm_job_ids: Sequence[str]) -> tuple[dict[str, str], dict[str, SlurmError]]:
+        """Ask Slurm which of some jobs are running.
+
+        Returns:
+            The records' own ids of those that are, and why the others are not, both by Slurm job id.
+        """
+        running: dict[str, str] = {}
+        errors: dict[str, SlurmError] = {}
+        listed = self._listed(slurm_job_ids) if len(slurm_job_ids) > MOST_SINGLE_READS else None
+        for slurm_job_id in slurm_job_ids:
+            try:
+                job_id, state = self._current(slurm_job_id) if listed is None else listed[slurm_job_id]
+            except SlurmUnavailableError:
+                raise
+            except SlurmError as error:
+                errors[slurm_job_id] = error
+            except KeyError:
+                errors[slurm_job_id] = _unknown(slurm_job_id)
+            else:
+                if state == "RUNNING":
+                    running[slurm_job_id] = job_id
+                else:
+                    text = f"job {slurm_job_id} is {state}: only a running job can be sent a signal"
+                    errors[slurm_job_id] = WrongJobStateError(text)
+        return running, errors
+
+    def _listed(self, slurm_job_ids: Iterable[str]) -> Mapping[str, tuple[str, str]]:
+        """Ask Slurm for the records' own ids and states of many jobs, by Slurm job id; unknown ones are left out."""
+        wanted = ",".join(map(_checked, slurm_job_ids))
+        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%i %A %T", "-j", wanted])
+        rows = (line.split() for line in answer.splitlines())
+        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}  # noqa: PLR2004  the format's
 
     def _pause(self, verb: str, slurm_job_id: str) -> None:
         try:
@@ -299,12 +355,13 @@ class CommandLineClient:
             self._current(slurm_job_id)  # scontrol complains of an unknown job as of a controller that is away
             raise
 
-    def _write(self, argv: Sequence[str], slurm_job_id: str) -> None:
+    def _write(self, argv: Sequence[str], *slurm_job_ids: str) -> None:
         self._before_write()
         try:
             self._run(argv)
         finally:
-            self._jobs.note_write(slurm_job_id)
+            for slurm_job_id in slurm_job_ids:
+                self._jobs.note_write(slurm_job_id)
 
     def _control(self, *words: str) -> None:
         with self._lock:
@@ -346,6 +403,10 @@ def _checked(slurm_job_id: str) -> str:
     if not field_parsers.is_slurm_job_id(slurm_job_id):
         raise InvalidArgumentError(f"not a job id: {slurm_job_id[:80]!a}")
     return slurm_job_id
+
+
+def _unknown(slurm_job_id: str) -> NoSuchJobError:
+    return NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
 
 
 def _exit_codes(text: str) -> frozenset[int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.errors import SlurmError
 
 
 class ReadOnlyClient(CommandLineClient):
@@ -10,6 +13,11 @@ class ReadOnlyClient(CommandLineClient):
 
     def _drop(self, *_: object, **__: object) -> None:
         """Do nothing; no command is sent to Slurm."""
+
+    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """Do nothing, without an error."""
+        del slurm_job_ids, signal
+        return {}
 
     hold = release = await_dependency = update = stamp = adopt = _drop
     set_requeue = signal = requeue_hold = cancel = suspend = resume = _drop

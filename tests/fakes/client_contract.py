@@ -366,6 +366,21 @@ class ClientContract:
         world.wait(lambda _: world.noted(slurm_job_id) == ["USR2"], "signal noted")
         assert world.job(slurm_job_id).state is JobState.RUNNING
 
+    @pytest.mark.parametrize("more", [0, 10])
+    def test_several_jobs_get_a_signal_by_one_call(self, world, more):
+        """The errors name the jobs that do not run and the unknown ones; the others get the signal all the same."""
+        array = world.submit("--gres=gpu:1", "--array=0-1", does="note USR2")
+        single, pending = world.started("--gres=gpu:1", does="note USR2"), world.submit("--hold")
+        for task in (0, 1):
+            world.wait_state(f"{array}_{task}", JobState.RUNNING)
+        unknown = ["99999", "99999_3", *(str(99900 + number) for number in range(more))]
+        errors = world.client.signal_all([single, pending, *unknown, f"{array}_0", f"{array}_1"], "SIGUSR2")
+        expected = {pending: WrongJobStateError} | dict.fromkeys(unknown, NoSuchJobError)
+        assert {slurm_job_id: type(error) for slurm_job_id, error in errors.items()} == expected
+        world.wait(lambda _: world.noted(single) == ["USR2"], "signal noted")
+        assert world.client.signal_all([pending], "SIGUSR2").keys() == {pending}
+        assert world.client.signal_all([], "SIGUSR2") == {}
+
     def test_suspend_frees_cpus_but_not_gpus(self, world):
         """Another job gets all CPUs of the node meanwhile; a resume continues the run on the same node."""
         slurm_job_id = world.started("--gres=gpu:2", "-n1", "--mem=100M")

@@ -25,6 +25,7 @@ from metasched.slurm.errors import (
     InvalidArgumentError,
     NoSuchJobError,
     SlurmCommandError,
+    SlurmError,
     SlurmUnavailableError,
     WrongJobStateError,
 )
@@ -269,6 +270,18 @@ class FakeSlurm:
             raise InvalidArgumentError(f"not a signal: {signal!a}")
         for job in self._touch("signal", slurm_job_id, JobState.RUNNING):
             self._deliver(job, signal)
+
+    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """See SlurmClient."""
+        errors: dict[str, SlurmError] = {}
+        for slurm_job_id in slurm_job_ids:
+            try:
+                self.signal(slurm_job_id, signal)
+            except SlurmUnavailableError:
+                raise
+            except SlurmError as error:
+                errors[slurm_job_id] = error
+        return errors
 
     def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""

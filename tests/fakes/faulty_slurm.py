@@ -38,6 +38,7 @@ WRITES = frozenset(
         "resume",
         "set_requeue",
         "signal",
+        "signal_all",
         "stamp",
         "suspend",
         "update",
@@ -212,11 +213,11 @@ class FaultyClient:
             dying = self.writes_to_death <= 0
         if dying and not self.dies_after:
             raise Killed
-        method(*arguments)
+        found = method(*arguments)
         if dying:
             raise Killed
         if self.lost_answers > 0:
             self.lost_answers -= 1
             self.slurm.tick(ANSWER_SECONDS)
             raise SlurmTimeoutError(f"{name} did not end within {ANSWER_SECONDS:g} s")
-        return None
+        return found

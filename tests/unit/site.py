@@ -28,7 +28,7 @@ WRITES = frozenset(
         "update",
         "stamp",
         "set_requeue",
-        "signal",
+        "signal_all",
         "requeue_hold",
         "cancel",
         "suspend",
@@ -57,9 +57,10 @@ class DyingClient:
             self._left -= 1
             if self._left == 0 and not self._after:
                 raise Killed
-            method(*arguments)
+            found = method(*arguments)
             if self._left == 0:
                 raise Killed
+            return found
 
         return call
 

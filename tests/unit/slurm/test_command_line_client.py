@@ -337,6 +337,16 @@ def test_a_command_that_hangs_is_ended(stand):
         client.signal("1", "SIGUSR2")
 
 
+def test_an_error_of_a_signal_for_several_jobs_is_told_of_the_job_that_it_is_about(stand, client):
+    """The errors of scancel come in any order, so each job of a refused group is signalled alone."""
+    refuses = 'case " $* " in *" 2 "*) echo "scancel: error: Kill job error on job id 2" >&2; exit 1; esac'
+    (stand.base / "bin" / "scancel").write_text(f"#!/bin/bash\n{refuses}\n")
+    stand.says("squeue", "".join(f"{number} {number} RUNNING\n" for number in range(1, 13)))
+    errors = client.signal_all([str(number) for number in range(1, 13)], "SIGUSR2")
+    assert list(errors) == ["2"]
+    assert "job id 2" in str(errors["2"])
+
+
 def test_many_commands_share_one_scontrol(stand, client):
     """Each command is answered before the next is sent."""
     for number in range(1, 6):
@@ -491,4 +501,4 @@ def test_a_write_of_the_read_only_client_starts_no_process(write, monkeypatch):
     """Each write of the contract returns at once: no command asks Slurm first, and the job need not exist."""
     monkeypatch.setattr(subprocess, "Popen", None)
     client = ReadOnlyClient({"PATH": "/nowhere"})
-    assert getattr(client, write)(*WRITES[write]) is None
+    assert not getattr(client, write)(*WRITES[write])  # None, or no errors
