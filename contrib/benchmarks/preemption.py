@@ -312,6 +312,19 @@ def logged(submitter: Submitter, after: float, event: str, **values: object) -> 
     return None
 
 
+def slurms_own(cluster: DevCluster, slurm_job_id: str) -> dict[str, float]:
+    """The seconds of Slurm's commands that a poll and a stop cannot do without, by hand; both read all jobs."""
+    found = {}
+    for name, command in {
+        "list": ("squeue", "-h", "-a", "-t", "all", "-o", "%i %T"),
+        "scancel": ("scancel", "-s", "CONT", slurm_job_id),
+    }.items():
+        begun = time.perf_counter()
+        cluster.run(*command)
+        found[name] = time.perf_counter() - begun
+    return found
+
+
 def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
     """The seconds of each part of one preemption by the daemon."""
     assert submitter.shared is not None  # noqa: S101  mypy
@@ -333,6 +346,7 @@ def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
         if job.current.placement.nodes != ("n1",):
             raise BenchmarkError(f"the victim was expected on n1, and is on {job.current.placement}")
         wait("the victim does steps", lambda: "steps" in reports(tree / job.uid, 1))
+        by_slurm = slurms_own(submitter.cluster, victim)
         wait_random_time()
         intruder, intruder_directory = submitter.submit(scenario.intruder)
         wait("the victim stops", lambda: "stop" in reports(tree / job.uid, 1))
@@ -377,7 +391,11 @@ def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
         parts[name] = at - last
         last = at
     own = sum(parts.get(name, 0.0) for name in OWN)
-    return parts | {"own": own, "total": last - begun, "process": instants["launch"] - begun - parts["checkpoint"]}
+    return (
+        parts
+        | by_slurm
+        | {"own": own, "total": last - begun, "process": instants["launch"] - begun - parts["checkpoint"]}
+    )
 
 
 # With bare Slurm
@@ -468,6 +486,8 @@ def show(name: str, found: Mapping[str, Any]) -> None:
         line(part, text)
     line("total", "decision -> first step", style="bold")
     line("own", f"metasched's share: {' + '.join(OWN)}", style="bold green")
+    line("list", "of the share, Slurm's own: a list of all jobs by squeue")
+    line("scancel", "and a signal to one job by scancel")
     row(shown)
     for part, text in (
         ("exit", "bare Slurm: requeuehold -> the job is requeued and held"),

@@ -1,7 +1,8 @@
 """The act step of a poll: performs the plan's actions in Slurm, in the mailbox and in the store.
 
 Each action first commits to the store what the next poll must know, then writes the files for the trainer, and calls
-Slurm last. So the next poll repairs a crash after any line. An action that fails is logged and put off for a while,
+Slurm last; the calls that signal trainers come after all other actions. So the next poll repairs a crash after any
+line. An action that fails is logged and put off for a while,
 longer after each failure; an outage of Slurm ends the step.
 """
 
@@ -11,7 +12,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import structlog
@@ -128,7 +128,10 @@ class RoundFacts:
 
 
 class _Begun(NamedTuple):
-    """An action whose outcome the store does not have yet; its entry there; when it began, monotonic seconds."""
+    """An action whose outcome the store does not have yet; its entry there; when it began, monotonic seconds.
+
+    After a crash the store knows that the action may not have reached Slurm.
+    """
 
     action: Action
     entry: int
@@ -179,7 +182,7 @@ class Actuator:
     def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:
         """Perform the actions in order, and return how many succeeded.
 
-        The signals to the trainers of all jobs to be stopped come last, by one command: each such command reads all of
+        The signals to the trainers of all jobs to be stopped come last, by few commands: each such command reads all of
         Slurm's jobs.
 
         Array tasks that are not split off yet share one record of Slurm, which is held as a whole by one command. Holds
@@ -189,13 +192,39 @@ class Actuator:
             SlurmUnavailableError: slurmctld does not answer in time, or has restarted (``SlurmRestartedError``); a
                 later poll performs the other actions.
         """
-        done = 0
-        now = state.snapshot.now
         self._forget_failures(state)
         self._repeat_delayed_releases(state)
         self.budget.renew()
+        unsent: dict[str, list[_Begun]] = {}
+        try:
+            done = self._perform_in_order(actions, state, round_facts, unsent)
+        except SlurmUnavailableError:  # perhaps only to that call, and the trainers' time to stop runs
+            self._send_signals(unsent, state)
+            raise
+        return done + self._send_signals(unsent, state)
+
+    def _perform_in_order(
+        self,
+        actions: Sequence[Action],
+        state: ClusterState,
+        round_facts: RoundFacts,
+        unsent: dict[str, list[_Begun]],
+    ) -> int:
+        """Perform the actions, but for the signals of stops, and return how many succeeded.
+
+        Args:
+            actions: the plan.
+            state: of this poll.
+            round_facts: the present round.
+            unsent: by signal, the stops that the store and the mailbox have, and whose signal remains to be sent; they
+                are added here.
+
+        Raises:
+            SlurmUnavailableError: as ``perform``.
+        """
+        done = 0
+        now = state.snapshot.now
         held_records: set[str] = set()  # Slurm's ids of the records of several array tasks that this poll has held
-        unsent: dict[str, list[_Begun]] = {}  # stops that the store and the mailbox have, by the signal to be sent
         for action in actions:
             if self._backoff.must_wait(action.uid, ACTION_KINDS[type(action)], now):
                 continue
@@ -211,8 +240,6 @@ class Actuator:
             except (SlurmError, MailboxError) as error:
                 self._fail(begun, error, state)
                 if isinstance(error, SlurmUnavailableError):
-                    for stop in chain(*unsent.values()):
-                        self._fail(stop, error, state)
                     raise
                 continue
             if signal is not None:
@@ -220,7 +247,7 @@ class Actuator:
             else:
                 self._succeed(begun, state)
                 done += 1
-        return done + self._send_signals(unsent, state)
+        return done
 
     def _begin(self, action: Action, round_facts: RoundFacts, now: float) -> _Begun:
         facts = {"reason": to_json(action.reason)}
@@ -252,7 +279,7 @@ class Actuator:
         for signal, stops in unsent.items():
             ids = [state.snapshot.job[begun.action.uid].slurm_job_id for begun in stops]
             try:
-                errors = dict.fromkeys(ids, away) if away else self._client.signal_all(ids, signal)
+                errors = dict.fromkeys(ids, away) if away else self._client.signal(ids, signal)
             except SlurmError as error:
                 errors = dict.fromkeys(ids, error)
                 away = error if isinstance(error, SlurmUnavailableError) else None

@@ -131,7 +131,7 @@ class RoundFollower:
         number = self._round
         try:
             with Store.open(Path(self._task.database), read_only=True) as store:
-                last = store.last_round()
+                last = store.round_to_follow()
                 if last is None or last.round == self._round:
                     return False
                 number = last.round

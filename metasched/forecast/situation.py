@@ -34,13 +34,13 @@ class NoRoundError(MetaschedError):
 
 
 def latest_round(store: Store) -> tuple[RoundRecord, Snapshot]:
-    """Return the latest round and its snapshot.
+    """Return the latest round whose snapshot is stored, and the snapshot.
 
     Raises:
         NoRoundError: there is none, or its snapshot is not kept.
         CodecError: another version's snapshot.
     """
-    record = store.last_round()
+    record = store.round_to_follow()
     if record is None:
         raise NoRoundError(f"{store.path}: no round was decided yet")
     data = store.snapshot(record.round)

@@ -61,7 +61,7 @@ def admission(observation: Observation, intake: Intake) -> Admission:
             admitted.append(uid)
 
     @cache
-    def limits(user: str, account: str, qos: str) -> tuple[int | None, int, Reason]:
+    def limits_of(user: str, account: str, qos: str) -> tuple[int | None, int, Reason]:
         most_live = intake.live_jobs_of(user, account, qos)
         too_many = Reason.of(Code.TOO_MANY_LIVE_JOBS, user=user, most=most_live)
         return intake.array_tasks_of(user, account, qos), most_live, too_many
@@ -72,7 +72,7 @@ def admission(observation: Observation, intake: Intake) -> Admission:
         for user in list(waiting):  # one job of each user in turn: nobody waits for another user's thousands
             uid = waiting[user].popleft()
             job = new[uid]
-            most_tasks, most_live, too_many = limits(job.user, job.account, job.qos)
+            most_tasks, most_live, too_many = limits_of(job.user, job.account, job.qos)
             tasks = 0 if job.array_job_id is None else arrays[job.array_job_id]
             if most_tasks is not None and tasks > most_tasks:
                 found[uid] = Reason.of(Code.ARRAY_TOO_LARGE, tasks=tasks, most=most_tasks)

@@ -275,13 +275,13 @@ class JobIntake:
                 key = self._record_id(slurm_job), reason.code
                 if key in written:
                     continue
-                if not self._is_held(uid, slurm_job, reason):
+                if not self._ensure_held(uid, slurm_job, reason):
                     written.add(key)
                     continue
             held[uid] = slurm_job, reason
         self._held = self.deferred if len(held) == len(self.deferred) else held
 
-    def _is_held(self, uid: str, slurm: SlurmJob, reason: Reason) -> bool:
+    def _ensure_held(self, uid: str, slurm: SlurmJob, reason: Reason) -> bool:
         """Return whether a job that is not taken in is stamped and held; write what is missing.
 
         The owner of a large array is told by the stamp.

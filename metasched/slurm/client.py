@@ -335,13 +335,14 @@ class SlurmClient(Protocol):
     def set_requeue(self, slurm_job_id: str) -> None:
         """Allow Slurm to requeue the job (``--requeue``)."""
 
-    def signal(self, slurm_job_id: str, signal: str) -> None:
-        """Send a signal (``SIGUSR2``) to every task of every step of a running job, not to the batch shell."""
+    def signal(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """Send a signal (``SIGUSR2``) to every task of every step of some running jobs, not to their batch shells.
 
-    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
-        """Send a signal to several jobs as ``signal`` does, in less time; returns the errors by Slurm job id.
+        Returns:
+            Why a job was not sent the signal, by Slurm job id.
 
         Raises:
+            InvalidArgumentError: there is no such signal.
             SlurmUnavailableError: Slurm does not answer; some jobs may have been sent the signal.
         """
 

@@ -8,14 +8,21 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
-from metasched.slurm.command_runner import Buffer, error_of, plain_environment, run_command, run_for_large_output
+from metasched.slurm.command_runner import (
+    Buffer,
+    error_of,
+    plain_environment,
+    run_command,
+    run_for_large_output,
+    try_command,
+)
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
@@ -37,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _BOOT_TIME = re.compile(r"^BOOT_TIME\s*=\s*([0-9]+)\s*$", re.MULTILINE)
+_NAMED_JOB = re.compile(r"job id ([0-9]+(?:_[0-9]+)?):", re.ASCII)
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
@@ -222,13 +230,8 @@ class CommandLineClient:
         """Allow Slurm to requeue the job, by an `update`."""
         self._control("update", f"JobId={_checked(slurm_job_id)}", "Requeue=1")
 
-    def signal(self, slurm_job_id: str, signal: str) -> None:
-        """Send a signal to all tasks of a job by `scancel`, if Slurm says now that the job is running."""
-        if (error := self.signal_all([slurm_job_id], signal).get(slurm_job_id)) is not None:
-            raise error
-
-    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
-        """Send a signal to all tasks of those jobs of which Slurm says now that they are running.
+    def signal(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """Send a signal to all tasks of those jobs of which Slurm says now that they are running, by `scancel`.
 
         Each `scancel` with a signal reads all jobs from slurmctld, so one is for many jobs.
         """
@@ -236,25 +239,37 @@ class CommandLineClient:
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
         # For a pending or suspended job, scancel would retry for 20 s.
         running, errors = self._running(slurm_job_ids)
-        command = ["scancel", "-s", signal.removeprefix("SIG")]
-        groups = [list(running)[first : first + MOST_SIGNALLED] for first in range(0, len(running), MOST_SIGNALLED)]
-        while groups:
-            group = groups.pop(0)
-            try:
-                self._write([*command, *(running[one] for one in group)], *group)
-            except SlurmUnavailableError:
-                raise
-            except SlurmError as error:  # of a group, it may be about one job: each again, for its own message
-                if len(group) > 1:
-                    groups += [[one] for one in group]
-                else:
-                    errors[group[0]] = error
+        for first in range(0, len(running), MOST_SIGNALLED):
+            errors |= self._signal_group(running[first : first + MOST_SIGNALLED], signal.removeprefix("SIG"))
         return errors
+
+    def _signal_group(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+        """Send a signal by one `scancel`, which tries all jobs and names most of those that it could not signal.
+
+        Tasks of an array are given as such: the last one's own job id is that of the array, and means all tasks.
+        """
+        self._before_write()
+        try:
+            status, complaint = try_command(
+                ["scancel", "-s", signal, *slurm_job_ids], timeout=self._timeout, env=self._env
+            )
+        finally:
+            for slurm_job_id in slurm_job_ids:
+                self._jobs.note_write(slurm_job_id)
+        if not status:
+            return {}
+        whole = error_of("scancel", complaint.strip() or f"exit status {status} without a message")
+        if isinstance(whole, SlurmUnavailableError):
+            raise whole
+        running, errors = self._running(slurm_job_ids)  # some have ended since they were looked at
+        lines = {found[1]: line for line in complaint.splitlines() if (found := _NAMED_JOB.search(line))}
+        errors |= {one: error_of("scancel", lines[one]) for one in running if one in lines}
+        return errors or dict.fromkeys(slurm_job_ids, whole)
 
     def requeue_hold(self, slurm_job_id: str) -> None:
         """End the run and requeue the job by the command `requeuehold`, unless it may have been cancelled."""
         # Slurm would requeue a cancelled job, too: its owner may have cancelled it since the last read.
-        _, state = self._current(slurm_job_id)
+        state = self._current(slurm_job_id)
         if state in {"CANCELLED", "COMPLETING"}:  # a COMPLETING job may have been cancelled
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
         self._control("requeuehold", _checked(slurm_job_id))
@@ -307,46 +322,41 @@ class CommandLineClient:
             self._log_once(logging.INFO, "topology", "nodes have no racks: Slurm has no topology of switches or blocks")
         return racks
 
-    def _current(self, slurm_job_id: str) -> tuple[str, str]:
-        """Ask Slurm for the record's own id (of an array task: not ``123_4``) and the state of one job."""
-        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T", "-j", _checked(slurm_job_id)])
-        match answer.partition("\n")[0].split():
-            case [job_id, state]:
-                return job_id, state
-        raise _unknown(slurm_job_id)
+    def _current(self, slurm_job_id: str) -> str:
+        """Ask Slurm for the state of one job."""
+        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%T", "-j", _checked(slurm_job_id)])
+        if not (state := answer.partition("\n")[0].strip()):
+            raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
+        return state
 
-    def _running(self, slurm_job_ids: Sequence[str]) -> tuple[dict[str, str], dict[str, SlurmError]]:
+    def _running(self, slurm_job_ids: Sequence[str]) -> tuple[list[str], dict[str, SlurmError]]:
         """Ask Slurm which of some jobs are running.
 
         Returns:
-            The records' own ids of those that are, and why the others are not, both by Slurm job id.
+            The Slurm job ids of those that are, and why the others are not.
         """
-        running: dict[str, str] = {}
+        running: list[str] = []
         errors: dict[str, SlurmError] = {}
-        listed = self._listed(slurm_job_ids) if len(slurm_job_ids) > MOST_SINGLE_READS else None
+        listed = self._states() if len(slurm_job_ids) > MOST_SINGLE_READS else {}
         for slurm_job_id in slurm_job_ids:
             try:
-                job_id, state = self._current(slurm_job_id) if listed is None else listed[slurm_job_id]
+                state = listed.get(_checked(slurm_job_id)) or self._current(slurm_job_id)
             except SlurmUnavailableError:
                 raise
             except SlurmError as error:
                 errors[slurm_job_id] = error
-            except KeyError:
-                errors[slurm_job_id] = _unknown(slurm_job_id)
+                continue
+            if state == "RUNNING":
+                running.append(slurm_job_id)
             else:
-                if state == "RUNNING":
-                    running[slurm_job_id] = job_id
-                else:
-                    text = f"job {slurm_job_id} is {state}: only a running job can be sent a signal"
-                    errors[slurm_job_id] = WrongJobStateError(text)
+                text = f"job {slurm_job_id} is {state}: only a running job can be sent a signal"
+                errors[slurm_job_id] = WrongJobStateError(text)
         return running, errors
 
-    def _listed(self, slurm_job_ids: Iterable[str]) -> Mapping[str, tuple[str, str]]:
-        """Ask Slurm for the records' own ids and states of many jobs, by Slurm job id; unknown ones are left out."""
-        wanted = ",".join(map(_checked, slurm_job_ids))
-        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%i %A %T", "-j", wanted])
-        rows = (line.split() for line in answer.splitlines())
-        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}  # noqa: PLR2004  the format's
+    def _states(self) -> Mapping[str, str]:
+        """Ask Slurm for the states of all jobs, by Slurm job id; tasks that share a record are left out."""
+        rows = (line.split() for line in self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%i %T"]).splitlines())
+        return {row[0]: row[1] for row in rows if len(row) == 2}  # noqa: PLR2004  the format's
 
     def _pause(self, verb: str, slurm_job_id: str) -> None:
         try:
@@ -355,13 +365,12 @@ class CommandLineClient:
             self._current(slurm_job_id)  # scontrol complains of an unknown job as of a controller that is away
             raise
 
-    def _write(self, argv: Sequence[str], *slurm_job_ids: str) -> None:
+    def _write(self, argv: Sequence[str], slurm_job_id: str) -> None:
         self._before_write()
         try:
             self._run(argv)
         finally:
-            for slurm_job_id in slurm_job_ids:
-                self._jobs.note_write(slurm_job_id)
+            self._jobs.note_write(slurm_job_id)
 
     def _control(self, *words: str) -> None:
         with self._lock:
@@ -403,10 +412,6 @@ def _checked(slurm_job_id: str) -> str:
     if not field_parsers.is_slurm_job_id(slurm_job_id):
         raise InvalidArgumentError(f"not a job id: {slurm_job_id[:80]!a}")
     return slurm_job_id
-
-
-def _unknown(slurm_job_id: str) -> NoSuchJobError:
-    return NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
 
 
 def _exit_codes(text: str) -> frozenset[int]:

@@ -69,6 +69,21 @@ def run_command(
     return output, complaint
 
 
+def try_command(argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run a command that may succeed in part, and return its exit status and its standard error.
+
+    Args:
+        argv: the command.
+        timeout: seconds after which the command is killed.
+        env: environment of the command; None for this process's.
+
+    Raises:
+        SlurmUnavailableError: the command cannot be started, or does not end in time.
+    """
+    status, _, complaint = _run(argv, timeout, env, "")
+    return status, complaint
+
+
 def run_for_large_output(argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None) -> Buffer:
     """Run a command, and return its standard output, of which no copy is made: Slurm's JSON of 10,000 jobs has 30 MB.
 

@@ -14,10 +14,10 @@ class ReadOnlyClient(CommandLineClient):
     def _drop(self, *_: object, **__: object) -> None:
         """Do nothing; no command is sent to Slurm."""
 
-    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
+    def signal(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
         """Do nothing, without an error."""
         del slurm_job_ids, signal
         return {}
 
     hold = release = await_dependency = update = stamp = adopt = _drop
-    set_requeue = signal = requeue_hold = cancel = suspend = resume = _drop
+    set_requeue = requeue_hold = cancel = suspend = resume = _drop

@@ -141,6 +141,20 @@ class HistoryQueries(Connection):
             for number, at, policy, parameters, seconds, summary in rows
         ]
 
+    def round_to_follow(self) -> RoundRecord | None:
+        """The latest round whose snapshot is stored, which comes after the round's actions; None before the first.
+
+        Where neither of the latest two rounds has one, none are stored: then it is the latest of all.
+        """
+        latest = self.recent_rounds(2)
+        if not latest:
+            return None
+        stored = {
+            number for (number,) in self._rows("SELECT round FROM snapshots WHERE round >= ?", [latest[-1].round])
+        }
+        only = latest[0] if len(latest) > 1 else None
+        return next((record for record in latest if record.round in stored), only)
+
     def recent_throughput(self, uid: str, limit: int = 100) -> list[ThroughputRecord]:
         """The latest ``steps`` reports of a job's trainers."""
         return [ThroughputRecord(*row) for row in self._rows(_THROUGHPUT, [uid, limit])]

@@ -53,6 +53,12 @@ def geometry(nodes, gpus, *, cpus=2, memory=700 * MIB, gpu_type=None, delay=0, t
     )
 
 
+def signal_one(client, slurm_job_id, signal):
+    """Raise the error of a signal for one job."""
+    if (error := client.signal([slurm_job_id], signal).get(slurm_job_id)) is not None:
+        raise error
+
+
 class ClientContract:
     """The tests; one test class for each client inherits them."""
 
@@ -362,24 +368,33 @@ class ClientContract:
     def test_a_signal_reaches_the_tasks_and_changes_nothing_else(self, world):
         """The trainer notes the signal, and its run continues."""
         slurm_job_id = world.started("--gres=gpu:1", does="note USR2")
-        world.client.signal(slurm_job_id, "SIGUSR2")
+        assert not world.client.signal([slurm_job_id], "SIGUSR2")
         world.wait(lambda _: world.noted(slurm_job_id) == ["USR2"], "signal noted")
         assert world.job(slurm_job_id).state is JobState.RUNNING
 
     @pytest.mark.parametrize("more", [0, 10])
     def test_several_jobs_get_a_signal_by_one_call(self, world, more):
         """The errors name the jobs that do not run and the unknown ones; the others get the signal all the same."""
-        array = world.submit("--gres=gpu:1", "--array=0-1", does="note USR2")
-        single, pending = world.started("--gres=gpu:1", does="note USR2"), world.submit("--hold")
-        for task in (0, 1):
-            world.wait_state(f"{array}_{task}", JobState.RUNNING)
+        running, pending = world.started("--gres=gpu:1", does="note USR2"), world.submit("--hold", "--array=0-2")
         unknown = ["99999", "99999_3", *(str(99900 + number) for number in range(more))]
-        errors = world.client.signal_all([single, pending, *unknown, f"{array}_0", f"{array}_1"], "SIGUSR2")
-        expected = {pending: WrongJobStateError} | dict.fromkeys(unknown, NoSuchJobError)
+        errors = world.client.signal([f"{pending}_1", *unknown, running], "SIGUSR2")
+        expected = {f"{pending}_1": WrongJobStateError} | dict.fromkeys(unknown, NoSuchJobError)
         assert {slurm_job_id: type(error) for slurm_job_id, error in errors.items()} == expected
-        world.wait(lambda _: world.noted(single) == ["USR2"], "signal noted")
-        assert world.client.signal_all([pending], "SIGUSR2").keys() == {pending}
-        assert world.client.signal_all([], "SIGUSR2") == {}
+        world.wait(lambda _: world.noted(running) == ["USR2"], "signal noted")
+        assert world.client.signal([], "SIGUSR2") == {}
+
+    def test_a_signal_for_one_task_of_an_array_reaches_no_other(self, world):
+        """The last task's own job id is that of the array."""
+        array = world.submit("--gres=gpu:1", "--array=0-2", does="note USR2")
+        tasks = [f"{array}_{task}" for task in range(3)]
+        for task in tasks:
+            world.wait_state(task, JobState.RUNNING)
+            world.wait_ready(task)
+        assert not world.client.signal([tasks[2]], "SIGUSR2")
+        world.wait(lambda _: world.noted(tasks[2]) == ["USR2"], "signal noted")
+        assert not world.client.signal([tasks[0]], "SIGUSR2")
+        world.wait(lambda _: world.noted(tasks[0]) == ["USR2"], "signal noted")
+        assert [world.noted(task) for task in tasks] == [["USR2"], [], ["USR2"]]
 
     def test_suspend_frees_cpus_but_not_gpus(self, world):
         """Another job gets all CPUs of the node meanwhile; a resume continues the run on the same node."""
@@ -491,7 +506,7 @@ class ClientContract:
         for refused in (
             lambda: world.client.suspend(pending),
             lambda: world.client.resume(pending),
-            lambda: world.client.signal(pending, "SIGUSR2"),
+            lambda: signal_one(world.client, pending, "SIGUSR2"),
             lambda: world.client.resume(running),
         ):
             with pytest.raises(WrongJobStateError):
@@ -516,7 +531,7 @@ class ClientContract:
             client.resume,
             lambda slurm_job_id: client.update(slurm_job_id, geometry(["n1"], 1)),
             lambda slurm_job_id: client.stamp(slurm_job_id, "text"),
-            lambda slurm_job_id: client.signal(slurm_job_id, "SIGUSR2"),
+            lambda slurm_job_id: signal_one(client, slurm_job_id, "SIGUSR2"),
             client.batch_script,
         ):
             with pytest.raises(NoSuchJobError, match=slurm_job_id):
@@ -531,7 +546,7 @@ class ClientContract:
             world.client.requeue_hold,
             world.client.batch_script,
             lambda slurm_job_id: world.client.stamp(slurm_job_id, "text"),
-            lambda slurm_job_id: world.client.signal(slurm_job_id, "SIGTERM"),
+            lambda slurm_job_id: signal_one(world.client, slurm_job_id, "SIGTERM"),
         ):
             with pytest.raises(InvalidArgumentError):
                 call(slurm_job_id)

@@ -264,23 +264,21 @@ class FakeSlurm:
         for job in self._touch("set_requeue", slurm_job_id, ended=False):
             self._show(job, requeue=True)
 
-    def signal(self, slurm_job_id: str, signal: str) -> None:
+    def signal(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal):
             raise InvalidArgumentError(f"not a signal: {signal!a}")
-        for job in self._touch("signal", slurm_job_id, JobState.RUNNING):
-            self._deliver(job, signal)
-
-    def signal_all(self, slurm_job_ids: Sequence[str], signal: str) -> Mapping[str, SlurmError]:
-        """See SlurmClient."""
         errors: dict[str, SlurmError] = {}
         for slurm_job_id in slurm_job_ids:
             try:
-                self.signal(slurm_job_id, signal)
+                jobs = self._touch("signal", slurm_job_id, JobState.RUNNING)
             except SlurmUnavailableError:
                 raise
             except SlurmError as error:
                 errors[slurm_job_id] = error
+                continue
+            for job in jobs:
+                self._deliver(job, signal)
         return errors
 
     def requeue_hold(self, slurm_job_id: str) -> None:

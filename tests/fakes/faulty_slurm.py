@@ -38,7 +38,6 @@ WRITES = frozenset(
         "resume",
         "set_requeue",
         "signal",
-        "signal_all",
         "stamp",
         "suspend",
         "update",

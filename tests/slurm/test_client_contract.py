@@ -29,11 +29,13 @@ from tests.slurm.conftest import new_base, restore  # noqa: E402
 KILL_WAIT = 4  # so that a slow machine sees what happens before it
 SCRIPTS = {
     "sleep": "exec sleep 600",
-    "deaf": "trap '' TERM\ntouch {base}/noted-$SLURM_JOB_ID.ready\nfor i in $(seq 600); do sleep 0.2; done",
-    "saves": "trap 'exit 85' TERM\ntouch {base}/noted-$SLURM_JOB_ID.ready\nfor i in $(seq 600); do sleep 0.2; done",
-    "note": "exec srun -n1 --mem=0 {base}/note {base}/noted-$SLURM_JOB_ID",
+    "deaf": "trap '' TERM\ntouch {base}/noted-$JOB.ready\nfor i in $(seq 600); do sleep 0.2; done",
+    "saves": "trap 'exit 85' TERM\ntouch {base}/noted-$JOB.ready\nfor i in $(seq 600); do sleep 0.2; done",
+    "note": "exec srun -n1 --mem=0 {base}/note {base}/noted-$JOB",
     "exit": "sleep 0.2; exit {code}",
 }
+# The Slurm job id of the contract: 12, or 12_3 for a task of an array.
+NAME = "task=$SLURM_ARRAY_TASK_ID\nJOB=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${task:+_$task}\n"
 NOTE = "#!/bin/bash\ntrap 'echo USR2 >> $1' USR2\necho > $1.ready\nwhile :; do sleep 0.05; done\n"
 
 
@@ -57,7 +59,7 @@ class RealWorld:
     def submit(self, *options, does="sleep"):
         verb, _, code = does.partition(" ")
         script = self.base / f"{verb}{code}.sh"
-        script.write_text("#!/bin/bash\n" + SCRIPTS[verb].format(base=self.base, code=code) + "\n")
+        script.write_text("#!/bin/bash\n" + NAME + SCRIPTS[verb].format(base=self.base, code=code) + "\n")
         as_owner = ["--uid=65534", "--gid=65534"] if self.owner else []
         where = [f"--chdir={self.base}", "--output=/dev/null"]
         return self.cluster.run("sbatch", "--parsable", *as_owner, *where, *options, str(script)).strip()
@@ -66,8 +68,11 @@ class RealWorld:
         slurm_job_id = self.submit(*options, does=does)
         self.wait_state(slurm_job_id, JobState.RUNNING)
         if does.startswith(("note", "deaf", "saves")):
-            self.wait(lambda _: (self.base / f"noted-{slurm_job_id}.ready").exists(), "its trap is set")
+            self.wait_ready(slurm_job_id)
         return slurm_job_id
+
+    def wait_ready(self, slurm_job_id):
+        self.wait(lambda _: (self.base / f"noted-{slurm_job_id}.ready").exists(), "its trap is set")
 
     def job(self, slurm_job_id):
         return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)
@@ -305,7 +310,7 @@ class TestRealSlurmOnly:
             lost.nodes,
             lost.racks,
             lambda: lost.hold(slurm_job_id),
-            lambda: lost.signal(slurm_job_id, "SIGUSR2"),
+            lambda: lost.signal([slurm_job_id], "SIGUSR2"),
         ):
             with pytest.raises(SlurmUnavailableError):
                 call()

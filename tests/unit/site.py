@@ -28,7 +28,7 @@ WRITES = frozenset(
         "update",
         "stamp",
         "set_requeue",
-        "signal_all",
+        "signal",
         "requeue_hold",
         "cancel",
         "suspend",

@@ -452,28 +452,18 @@ def test_an_outage_during_the_actions_is_published(site):
     assert read_status(site.base / "shared").slurm == "away"
 
 
-def test_a_stop_that_slurm_refused_is_sent_again(las):
-    """The signal is repeated within the grace time, so that no requeue is needed."""
-    first = las.add("--gres=gpu:4", seconds=100)
-    las.run(40)
-    las.start(Failing(las.slurm, "signal_all", SlurmCommandError("not now")))
-    second = las.add("--gres=gpu:4", seconds=5)
-    las.run_until(completed(las, second))
-    assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
-
-
 def test_stops_of_a_round_are_signalled_together_and_one_that_is_refused_is_sent_again(las):
     """Each call of scancel reads Slurm's whole queue; one job's error keeps no other job from its signal."""
     jobs = [las.add("--gres=gpu:1", seconds=300) for _ in range(4)]
     las.run(150)
-    sent, signal_all = [], las.slurm.signal_all
+    sent, signal_jobs = [], las.slurm.signal
 
     def refusing(slurm_job_ids, signal):
         sent.append(list(slurm_job_ids))
         refused = {jobs[2]: SlurmCommandError("not now")} if len(sent) == 1 else {}
-        return {**signal_all([one for one in slurm_job_ids if one not in refused], signal), **refused}
+        return {**signal_jobs([one for one in slurm_job_ids if one not in refused], signal), **refused}
 
-    las.slurm.signal_all = refusing
+    las.slurm.signal = refusing
     second = las.add("--gres=gpu:4", seconds=5)
     las.run_until(completed(las, second))
     assert sorted(sent[0]) == sorted(jobs)
@@ -484,13 +474,33 @@ def test_stops_of_a_round_are_signalled_together_and_one_that_is_refused_is_sent
 
 
 def test_an_outage_while_stops_are_signalled_leaves_all_of_them_to_later_polls(las):
-    """Which signals arrived is not known, so each job is sent its signal again."""
+    """Whether a signal has arrived is not known, so each job is sent its signal again, once Slurm answers."""
     jobs = [las.add("--gres=gpu:2", seconds=100) for _ in range(2)]
     las.run(40)
-    las.start(Failing(las.slurm, "signal_all", SlurmUnavailableError("away")))
+    client = Failing(las.slurm, "signal", SlurmUnavailableError("away"))
+    las.start(client)
     second = las.add("--gres=gpu:4", seconds=5)
+    las.run_until(lambda: not client.left)
+    assert read_status(las.base / "shared").slurm == "away"
     las.run_until(completed(las, second))
     assert [name for job in jobs for _, name in las.slurm.trainer(job).signals] == ["SIGUSR2", "SIGUSR2"]
+    outcomes = [action.outcome for action in las.store.recent_actions(100) if action.kind == "stop"]
+    assert sorted(outcomes) == ["away", "away", "ok", "ok"]
+
+
+def test_a_requeue_without_an_answer_keeps_no_trainer_from_its_signal(las):
+    """The stop of a job without a trainer times out in the same poll."""
+    trains = las.add("--gres=gpu:2", seconds=300)
+    deaf = las.slurm.add("--gres=gpu:2", comment="metasched", user=ME, trainer=Trainer(seconds=300))
+    las.run(150)
+    las.start(Refusing(las.slurm, deaf, SlurmTimeoutError("no answer"), "requeue_hold"))
+    las.run(1)
+    las.add("--gres=gpu:4", seconds=5)
+    since = las.slurm.now
+    las.run(60)
+    at, name = las.slurm.trainer(trains).signals[0]
+    assert name == "SIGUSR2"
+    assert at - since < 15
 
 
 def test_a_refused_second_release_does_not_end_the_poll(site, monkeypatch):

@@ -198,7 +198,7 @@ def test_a_job_over_the_limit_is_looked_at_once(tmp_path, monkeypatch):
         site.add("--gres=gpu:4", "--begin=now+1000")
     site.run(20)
     monkeypatch.setattr("metasched.intake.job_intake.admission", None)
-    monkeypatch.setattr(site.controller._intake, "_is_held", None)
+    monkeypatch.setattr(site.controller._intake, "_ensure_held", None)
     site.run(10)
     assert [one.jobs for one in site.status().deferred] == [3]
     site.close()

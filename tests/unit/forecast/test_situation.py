@@ -2,7 +2,8 @@ import pytest
 
 from metasched.core.policy import installed_policies
 from metasched.forecast.queue_forecast import Effort, forecast_queue
-from metasched.forecast.situation import NoRoundError, read_situation
+from metasched.forecast.round_follower import RoundFollower, Task
+from metasched.forecast.situation import NoRoundError, latest_round, read_situation
 from metasched.simulator.records import Settings
 from metasched.slurm.client import JobState
 from metasched.store import Store
@@ -46,14 +47,39 @@ def test_the_same_round_gives_the_same_forecast(site):
 
 
 def test_without_a_snapshot_the_fix_is_named(tmp_path):
-    """A store without rounds, and one without snapshots, tell what is missing."""
+    """A store without rounds, and one whose rounds have no snapshots, tell what is missing."""
     with Store.open(tmp_path / "metasched.db") as store, pytest.raises(NoRoundError, match="no round"):
         read_situation(store, installed_policies(), SETTINGS, EFFORT)
     site = FakeSite(tmp_path, FakeSlurm([FakeNode("n1", gpus=4, cpus=16)]))
     site.controller.config = site.config.model_copy(
         update={"history": site.config.history.model_copy(update={"snapshots_bytes": 0})}
     )
-    site.run(1)
+    site.run(25)
     with pytest.raises(NoRoundError, match="snapshots_bytes"):
         read_situation(site.store, installed_policies(), SETTINGS, EFFORT)
     site.close()
+
+
+def test_a_follower_waits_for_the_snapshot_which_comes_after_the_actions(site, monkeypatch):
+    """While a round acts, its follower still sees the one before: it tells no problem, and leaves no round out."""
+    rounds, problems, update = [], [], site.slurm.update
+
+    def work(store, _):
+        rounds.append(latest_round(store)[0].round)
+        return b""
+
+    def on_problem(_, text):
+        problems.append(text)
+        return b""
+
+    task = Task(str(site.store.path), str(site.base / "results"), 1.0, 1.0, "console", {})
+    follower = RoundFollower(task, work, on_problem)
+    during = []
+    monkeypatch.setattr(site.slurm, "update", lambda *given: during.append(follower.step()) or update(*given))
+    for _ in range(2):
+        site.add("--gres=gpu:1", seconds=60)
+        site.run(2)
+        assert follower.step()
+    assert during == [False, False]
+    assert rounds == [1, site.controller.round_number]
+    assert problems == []

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from metasched.slurm.client import SlurmClient
-from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.command_line_client import MOST_SINGLE_READS, CommandLineClient
 from metasched.slurm.command_runner import run_command
 from metasched.slurm.errors import (
     InvalidArgumentError,
@@ -165,7 +165,7 @@ def test_slurms_forecast_of_a_start_is_no_change(stand, client):
         lambda client: client.hold("1"),
         lambda client: client.stamp("1", "metasched:x"),
         lambda client: client.stamp("1", "with blanks"),
-        lambda client: client.signal("1", "SIGUSR2"),
+        lambda client: client.signal(["1"], "SIGUSR2"),
         lambda client: client.set_requeue("1"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_written_job_is_read_again(stand, client, write):
     """The effect of a write may not show in squeue's text output."""
     stand.says("scancel", "")
     client.jobs()
-    stand.says("squeue", "1 RUNNING\n")  # for the write, which may ask for the job's state
+    stand.says("squeue", "RUNNING\n")  # for the write, which may ask for the job's state
     write(client)
     stand.says("squeue", QUEUE)
     client.jobs()
@@ -332,19 +332,46 @@ def test_a_command_that_hangs_is_ended(stand):
     """The error says that the command took too long; whether it took effect is not known."""
     (stand.base / "bin" / "scancel").write_text("#!/bin/bash\nexec sleep 30\n")
     client = CommandLineClient(stand.env, timeout=0.3)
-    stand.says("squeue", "1 RUNNING\n")
+    stand.says("squeue", "RUNNING\n")
     with pytest.raises(SlurmTimeoutError, match="scancel"):
-        client.signal("1", "SIGUSR2")
+        client.signal(["1"], "SIGUSR2")
 
 
-def test_an_error_of_a_signal_for_several_jobs_is_told_of_the_job_that_it_is_about(stand, client):
-    """The errors of scancel come in any order, so each job of a refused group is signalled alone."""
-    refuses = 'case " $* " in *" 2 "*) echo "scancel: error: Kill job error on job id 2" >&2; exit 1; esac'
-    (stand.base / "bin" / "scancel").write_text(f"#!/bin/bash\n{refuses}\n")
-    stand.says("squeue", "".join(f"{number} {number} RUNNING\n" for number in range(1, 13)))
-    errors = client.signal_all([str(number) for number in range(1, 13)], "SIGUSR2")
+SIGNALLED = [str(number) for number in range(1, 13)]
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_signal_that_one_job_refuses_has_reached_the_others(stand, client, count):
+    """The error of a job that scancel names is that job's alone, and no job is sent the signal again."""
+    says = "echo 'scancel: error: Kill job error on job id 2: Access/permission denied' >&2"
+    (stand.base / "bin" / "scancel").write_text(f"#!/bin/bash\necho >> {stand.base}/scancels\n{says}\nexit 1\n")
+    running = "".join(f"{number} RUNNING\n" for number in SIGNALLED) if count > MOST_SINGLE_READS else "RUNNING\n"
+    stand.says("squeue", running)
+    errors = client.signal(SIGNALLED[:count], "SIGUSR2")
     assert list(errors) == ["2"]
-    assert "job id 2" in str(errors["2"])
+    assert str(errors["2"]) == "scancel: scancel: error: Kill job error on job id 2: Access/permission denied"
+    assert len((stand.base / "scancels").read_text()) == 1
+
+
+def test_a_job_that_ends_before_its_signal_is_no_outage(stand, client):
+    """The command scancel fails without a word for such a job; Slurm tells afterwards that it no longer runs."""
+    stand.says("squeue", "".join(f"{number} RUNNING\n" for number in SIGNALLED))
+    ended = "".join(f"{number} {'COMPLETED' if number == '2' else 'RUNNING'}\n" for number in SIGNALLED)
+    (stand.base / "ended").write_text(ended)
+    (stand.base / "bin" / "scancel").write_text(f"#!/bin/bash\ncp {stand.base}/ended {stand.base}/squeue.out\nexit 1\n")
+    errors = client.signal(SIGNALLED, "SIGUSR2")
+    assert {job: str(error) for job, error in errors.items()} == {
+        "2": "job 2 is COMPLETED: only a running job can be sent a signal"
+    }
+
+
+def test_a_signal_that_fails_without_an_explanation_failed_for_all_jobs(stand, client):
+    """The daemon sends it again; a trainer that gets it twice stops once."""
+    stand.says("squeue", "".join(f"{number} RUNNING\n" for number in SIGNALLED))
+    (stand.base / "bin" / "scancel").write_text("#!/bin/bash\nexit 1\n")
+    errors = client.signal(SIGNALLED, "SIGUSR2")
+    assert {str(error) for error in errors.values()} == {"scancel: exit status 1 without a message"}
+    assert list(errors) == SIGNALLED
 
 
 def test_many_commands_share_one_scontrol(stand, client):
@@ -405,7 +432,7 @@ def test_closing_ends_the_process_and_is_repeatable(stand):
     [
         lambda client: client.hold("1"),
         lambda client: client.stamp("1", "two words"),
-        lambda client: client.signal("1", "SIGUSR2"),
+        lambda client: client.signal(["1"], "SIGUSR2"),
     ],
 )
 def test_forbidden_arguments_are_not_sent(stand, write):
@@ -414,7 +441,7 @@ def test_forbidden_arguments_are_not_sent(stand, write):
     def refuse():
         raise RuntimeError("another daemon took over")
 
-    stand.says("squeue", "1 RUNNING\n")
+    stand.says("squeue", "RUNNING\n")
     client = CommandLineClient(stand.env, before_write=refuse)
     with pytest.raises(RuntimeError):
         write(client)

@@ -37,6 +37,9 @@ class FakeWorld:
         self.wait_state(slurm_job_id, JobState.RUNNING)
         return slurm_job_id
 
+    def wait_ready(self, slurm_job_id):
+        """A fake trainer is ready at once."""
+
     def job(self, slurm_job_id):
         return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)
 
@@ -107,7 +110,7 @@ def test_a_trainers_work_ends_its_job_on_time(slurm):
     """Work done before a stop counts; time in suspension does not."""
     job = slurm.add("--gres=gpu:2", trainer=Trainer(seconds=100))
     slurm.tick(40)
-    slurm.signal(job, "SIGUSR2")
+    slurm.signal([job], "SIGUSR2")
     slurm.tick(1)
     assert (slurm.job(job).slurm_state, slurm.job(job).hold) == ("SPECIAL_EXIT", Hold.USER)
     slurm.update(job, two_by_two(delay=1))
@@ -156,7 +159,7 @@ def test_a_successor_starts_when_its_nodes_are_free(slurm):
     slurm.release(successor)
     slurm.tick(5)
     assert (state(slurm, successor), slurm.job(successor).reason) == (JobState.PENDING, "Resources")
-    slurm.signal(victim, "SIGUSR2")
+    slurm.signal([victim], "SIGUSR2")
     slurm.tick(1)
     assert slurm.job(successor).started == slurm.job(victim).submitted
 
@@ -214,7 +217,7 @@ def test_a_scripted_trainer_sees_starts_and_signals(slurm):
     job = slurm.add("--gres=gpu:1", trainer=Scripted())
     begin = slurm.now
     slurm.tick(1)
-    slurm.signal(job, "SIGUSR2")
+    slurm.signal([job], "SIGUSR2")
     slurm.tick(5)
     assert seen == [("started", begin, {"n1": 1}), ("SIGUSR2", begin + 1), ("later", begin + 3)]
     assert slurm.job(job).submitted == begin + 3
