@@ -1,6 +1,7 @@
 """Real Slurm, the real daemon, real training."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,26 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     ended = site.wait_status(slurm_job_id, "completed", 90)
     assert ended.world_sizes == (1, 4, 2)
     assert_every_sample_once(directory)
+
+
+def test_the_last_task_of_an_array_is_preempted_alone(small_site):
+    """Its own job id is that of the array, by which Slurm signals and requeues all tasks."""
+    site = small_site
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [6.0]\npromote_knob = 1000.0")
+    site.start()
+    command = f"exec metasched-run {sys.executable} {TRIAL} {{dir}}"
+    array = site.submit(f"{command} 100000", "--array=0-3", "--gres=gpu:1")
+    tasks = [f"{array}_{number}" for number in range(4)]
+    site.wait(lambda: all((job := site.job(task)) is not None and job.progress_steps for task in tasks))
+    young = site.submit(f"{command} 10", "--array=0", "--gres=gpu:1")
+    site.wait_status(f"{young}_0", "completed")
+
+    def restarts():
+        shown = (site.cluster.run("scontrol", "show", "job", task) for task in tasks)
+        return [int(re.search(r"Restarts=(\d+)", text)[1]) for text in shown]
+
+    site.wait(lambda: site.job(tasks[3]).status == "running")
+    assert restarts() == [0, 0, 0, 1]
 
 
 def test_a_script_that_dies_at_a_new_size_is_put_back_once(small_site):

@@ -427,6 +427,16 @@ def test_requeue_by_wrapper(slurm):
     assert [call["argv"] for call in slurm.calls("scontrol")] == [["requeuehold", "123"]]
 
 
+def test_a_task_of_an_array_is_requeued_alone(slurm):
+    """The job id of an array's last task is that of the array, and means all of its tasks."""
+    slurm.write_lease(requeue={"by": "wrapper", "exit_code": 85})
+    (slurm.shared / "mailbox" / "address" / "123").rename(slurm.shared / "mailbox" / "address" / "123_4")
+    term = "os.kill(os.getppid(), signal.SIGTERM)"
+    array = {"SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
+    assert slurm.run("python", FAKE_SRUN="sys.exit(85)", FAKE_SCONTROL=term, **array) == (85, "")
+    assert [call["argv"] for call in slurm.calls("scontrol")] == [["requeuehold", "123_4"]]
+
+
 def test_requeue_is_tried_again(slurm):
     """A controller that does not answer is asked again."""
     slurm.write_lease(requeue={"by": "wrapper", "exit_code": 85})
