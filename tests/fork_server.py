@@ -6,6 +6,7 @@ strings: tests that depend on the order of a set start real processes.
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -138,6 +139,7 @@ def main():
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
+    faulthandler.enable()  # a rank that hangs is ended by SIGABRT, and says where
     os.chdir(task["directory"])
     os.environ.update(task["environ"])
     seed = int.from_bytes(os.urandom(4), "little")

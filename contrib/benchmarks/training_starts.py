@@ -20,6 +20,7 @@ GATE = Path(__file__).with_name("step_gate.py")
 POLL_SECONDS = 0.01
 TIMEOUT_SECONDS = 180.0
 MOMENT_SECONDS = 5.0
+STACKS_SECONDS = 10.0
 REQUEUE = 85
 """The exit code by which a trainer of the shim asks for another run."""
 
@@ -46,7 +47,7 @@ def start_python(argv: Sequence[str], environ: Mapping[str, str], output: Path, 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "METASCHED_"))}
     with output.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, *argv],
+            [sys.executable, "-X", "faulthandler", *argv],
             env={**kept, **environ},
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -127,7 +128,7 @@ class Training:
     def describe(self, codes: Sequence[int | None]) -> str:
         """Return the exit codes of the last start, and the end of the output of the first rank that failed."""
         failed = next((rank for rank, code in enumerate(codes) if code not in (0, REQUEUE)), 0)
-        lines = self.output(failed).splitlines()[-15:]
+        lines = self.output(failed).splitlines()[-40:]
         return f"{self._argv[0]}, start {self._starts}: exit codes {list(codes)}\n" + "\n".join(lines)
 
     def _path(self, kind: str, rank: int | str) -> Path:
@@ -220,8 +221,19 @@ class Training:
             if any(code not in (0, REQUEUE) for code in ended):
                 end = min(end, time.monotonic() + 20.0)  # the other ranks may fail by themselves, and say why
             if time.monotonic() > end:
+                _print_stacks([process for process, code in zip(processes, codes, strict=True) if code is None])
                 raise StartError(f"ranks did not end: {self.describe(codes)}")
             time.sleep(POLL_SECONDS)
+
+
+def _print_stacks(hanging: Sequence[Process]) -> None:
+    """End processes that hang; faulthandler writes to their outputs what each of their threads does."""
+    for process in hanging:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGABRT)
+    end = time.monotonic() + STACKS_SECONDS
+    while any(process.poll() is None for process in hanging) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
 
 
 def _inherited_paths() -> list[str]:
