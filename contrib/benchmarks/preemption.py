@@ -312,7 +312,7 @@ def logged(submitter: Submitter, after: float, event: str, **values: object) -> 
     return None
 
 
-def slurms_own(cluster: DevCluster, slurm_job_id: str) -> dict[str, float]:
+def time_slurms_commands(cluster: DevCluster, slurm_job_id: str) -> dict[str, float]:
     """The seconds of Slurm's commands that a poll and a stop cannot do without, by hand; both read all jobs."""
     found = {}
     for name, command in {
@@ -346,7 +346,7 @@ def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
         if job.current.placement.nodes != ("n1",):
             raise BenchmarkError(f"the victim was expected on n1, and is on {job.current.placement}")
         wait("the victim does steps", lambda: "steps" in reports(tree / job.uid, 1))
-        by_slurm = slurms_own(submitter.cluster, victim)
+        by_slurm = time_slurms_commands(submitter.cluster, victim)
         wait_random_time()
         intruder, intruder_directory = submitter.submit(scenario.intruder)
         wait("the victim stops", lambda: "stop" in reports(tree / job.uid, 1))
@@ -391,11 +391,8 @@ def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
         parts[name] = at - last
         last = at
     own = sum(parts.get(name, 0.0) for name in OWN)
-    return (
-        parts
-        | by_slurm
-        | {"own": own, "total": last - begun, "process": instants["launch"] - begun - parts["checkpoint"]}
-    )
+    process = instants["launch"] - begun - parts["checkpoint"]
+    return parts | by_slurm | {"own": own, "total": last - begun, "process": process}
 
 
 # With bare Slurm

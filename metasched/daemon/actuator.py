@@ -2,8 +2,8 @@
 
 Each action first commits to the store what the next poll must know, then writes the files for the trainer, and calls
 Slurm last; the calls that signal trainers come after all other actions. So the next poll repairs a crash after any
-line. An action that fails is logged and put off for a while,
-longer after each failure; an outage of Slurm ends the step.
+line. An action that fails is logged and put off for a while, longer after each failure; an outage of Slurm ends the
+step.
 """
 
 from __future__ import annotations
@@ -275,22 +275,22 @@ class Actuator:
         Raises:
             SlurmUnavailableError: slurmctld does not answer in time; no signal counts as sent.
         """
-        done, away = 0, None
+        done, outage = 0, None
         for signal, stops in unsent.items():
             ids = [state.snapshot.job[begun.action.uid].slurm_job_id for begun in stops]
             try:
-                errors = dict.fromkeys(ids, away) if away else self._client.signal(ids, signal)
+                errors = dict.fromkeys(ids, outage) if outage else self._client.signal(ids, signal)
             except SlurmError as error:
                 errors = dict.fromkeys(ids, error)
-                away = error if isinstance(error, SlurmUnavailableError) else None
+                outage = error if isinstance(error, SlurmUnavailableError) else None
             for begun, slurm_job_id in zip(stops, ids, strict=True):
                 if (why := errors.get(slurm_job_id)) is not None:
                     self._fail(begun, why, state)
                 else:
                     self._succeed(begun, state)
                     done += 1
-        if away is not None:
-            raise away
+        if outage is not None:
+            raise outage
         return done
 
     def _back_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:

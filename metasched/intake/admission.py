@@ -29,6 +29,7 @@ class Admission(NamedTuple):
 
 
 NO_NEW_JOBS = Admission((), {})
+INTAKE_CONTINUES = Reason(Code.INTAKE_CONTINUES)
 
 
 def admission(observation: Observation, intake: Intake) -> Admission:
@@ -62,6 +63,7 @@ def admission(observation: Observation, intake: Intake) -> Admission:
 
     @cache
     def limits_of(user: str, account: str, qos: str) -> tuple[int | None, int, Reason]:
+        """Return the most tasks of an array, the most live jobs, and why a job over the latter is deferred."""
         most_live = intake.live_jobs_of(user, account, qos)
         too_many = Reason.of(Code.TOO_MANY_LIVE_JOBS, user=user, most=most_live)
         return intake.array_tasks_of(user, account, qos), most_live, too_many
@@ -79,7 +81,7 @@ def admission(observation: Observation, intake: Intake) -> Admission:
             elif live[user] >= most_live:
                 found[uid] = too_many
             elif left == 0:
-                found[uid] = Reason(Code.INTAKE_CONTINUES)
+                found[uid] = INTAKE_CONTINUES
             else:
                 left -= 1
                 live[user] += 1

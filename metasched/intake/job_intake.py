@@ -19,7 +19,7 @@ from metasched.core.model import Hold
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.core.reuse import Latest, differing, in_order_of, patched, reuses_results
-from metasched.intake.admission import NO_NEW_JOBS, Admission, admission
+from metasched.intake.admission import INTAKE_CONTINUES, NO_NEW_JOBS, Admission, admission
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
@@ -36,7 +36,6 @@ SCRIPTS = 10
 MOST_ALIKE = 4096
 """Most requirements that are kept for further jobs with the same ones."""
 _REQUIREMENTS = TypeAdapter(Requirements)
-INTAKE_CONTINUES = Reason(Code.INTAKE_CONTINUES)
 _NO_REQUEST = Requirements(nodes=1, max_nodes=1)  # of a job with a malformed tag, which is blocked until it is fixed
 
 log = structlog.get_logger()
@@ -82,7 +81,7 @@ class JobIntake:
         self.arrived = 0
         self.deferred: Mapping[str, tuple[SlurmJob, Reason]] = {}
         self._shared_records: frozenset[int] = frozenset()
-        self._held: Mapping[str, tuple[SlurmJob, Reason]] = {}  # of the deferred jobs, those that were held so
+        self._held: Mapping[str, tuple[SlurmJob, Reason]] = {}  # deferred jobs that need no write
         self._reuses = reuses = reuses_results()
         self._admission = Latest[Admission](reuses=reuses)
         # jobs and records of the last poll, if all were marked

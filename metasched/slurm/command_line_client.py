@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -248,14 +248,9 @@ class CommandLineClient:
 
         Tasks of an array are given as such: the last one's own job id is that of the array, and means all tasks.
         """
-        self._before_write()
-        try:
-            status, complaint = try_command(
-                ["scancel", "-s", signal, *slurm_job_ids], timeout=self._timeout, env=self._env
-            )
-        finally:
-            for slurm_job_id in slurm_job_ids:
-                self._jobs.note_write(slurm_job_id)
+        command = ["scancel", "-s", signal, *slurm_job_ids]
+        with self._writing(*slurm_job_ids):
+            status, complaint = try_command(command, timeout=self._timeout, env=self._env)
         if not status:
             return {}
         whole = error_of("scancel", complaint.strip() or f"exit status {status} without a message")
@@ -366,11 +361,18 @@ class CommandLineClient:
             raise
 
     def _write(self, argv: Sequence[str], slurm_job_id: str) -> None:
+        with self._writing(slurm_job_id):
+            self._run(argv)
+
+    @contextlib.contextmanager
+    def _writing(self, *slurm_job_ids: str) -> Iterator[None]:
+        """Let the block write to some jobs, if writes are allowed; the next poll reads these jobs again."""
         self._before_write()
         try:
-            self._run(argv)
+            yield
         finally:
-            self._jobs.note_write(slurm_job_id)
+            for slurm_job_id in slurm_job_ids:
+                self._jobs.note_write(slurm_job_id)
 
     def _control(self, *words: str) -> None:
         with self._lock:

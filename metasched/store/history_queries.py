@@ -142,18 +142,18 @@ class HistoryQueries(Connection):
         ]
 
     def round_to_follow(self) -> RoundRecord | None:
-        """The latest round whose snapshot is stored, which comes after the round's actions; None before the first.
+        """The latest round whose snapshot is stored: that of a round follows its actions.
 
-        Where neither of the latest two rounds has one, none are stored: then it is the latest of all.
+        Where both of the latest two rounds have none, the daemon stores none, and it is the latest round. It is None
+        where there is no round, or only one, which has no snapshot yet.
         """
         latest = self.recent_rounds(2)
-        if not latest:
-            return None
-        stored = {
-            number for (number,) in self._rows("SELECT round FROM snapshots WHERE round >= ?", [latest[-1].round])
-        }
-        only = latest[0] if len(latest) > 1 else None
-        return next((record for record in latest if record.round in stored), only)
+        since = [latest[-1].round] if latest else [0]
+        stored = {number for (number,) in self._rows("SELECT round FROM snapshots WHERE round >= ?", since)}
+        found = [record for record in latest if record.round in stored]
+        if not found and len(latest) > 1:
+            return latest[0]
+        return next(iter(found), None)
 
     def recent_throughput(self, uid: str, limit: int = 100) -> list[ThroughputRecord]:
         """The latest ``steps`` reports of a job's trainers."""

@@ -3,8 +3,7 @@
 from metasched.core.model import Job, Status
 from metasched.daemon.cluster_state import ClusterStateBuilder
 from metasched.daemon.status_publisher import _deferred
-from metasched.intake.admission import admission
-from metasched.intake.job_intake import INTAKE_CONTINUES
+from metasched.intake.admission import INTAKE_CONTINUES, admission
 from metasched.observe.job_identification import identify
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, status_of
