@@ -357,7 +357,7 @@ class StatusPublisher:
         started = record.run, current is None, current is not None and current.started is not None
         stopping = () if current is None else current.stopped_for
         if known is None or known.key != started:
-            runs = self._store.runs(record.uid)
+            runs = self._store.runs(record.uid) if record.run else ()
             sizes = tuple(run.placement.gpus or len(run.placement.nodes) for run in runs if run.placement is not None)
             stopped = next((run.stopped_for for run in reversed(runs) if run.stopped_for), ())
             known = self._pasts[record.uid] = _Past(started, sizes, stopped)

@@ -33,6 +33,8 @@ from metasched.store import JobRecord, Store
 
 SCRIPTS = 10
 """Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
+SCRIPT_SECONDS = 0.05
+"""Time of one poll after which it reads no further batch script."""
 MOST_ALIKE = 4096
 """Most requirements that are kept for further jobs with the same ones."""
 _REQUIREMENTS = TypeAdapter(Requirements)
@@ -201,7 +203,10 @@ class JobIntake:
     def _note_scripts(self, new: Mapping[str, SlurmJob]) -> None:
         """Record the hashes of new jobs' batch scripts, which identify recurring jobs."""
         hashes: dict[int, str] = {}  # by job id: the tasks of an array have one script
+        begun = self._timer()
         for number in sorted({job.array_job_id or job.job_id for job in new.values()})[:SCRIPTS]:
+            if self._timer() - begun >= SCRIPT_SECONDS:
+                break
             try:
                 script = self._client.batch_script(str(number))
             except SlurmError as error:

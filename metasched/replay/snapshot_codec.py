@@ -100,11 +100,13 @@ class _EncodedJob:
         job: the job.
         fields: the JSON of all fields but speeds, without the closing brace.
         speed: the JSON of its speed; "" where the speed is not measured.
+        speed_key: the JSON of the key of its speed; "" where the speed is not measured.
     """
 
     job: Job
     fields: str
     speed: str
+    speed_key: str
 
     @classmethod
     def of(cls, job: Job) -> _EncodedJob:
@@ -114,7 +116,10 @@ class _EncodedJob:
         facts.pop("batch_speeds", None)
         if "blocked" in facts:
             facts["blocked"] = to_json(facts["blocked"])
-        return cls(job, _dumps(facts)[:-1], _dumps(job.speed.to_json()) if isinstance(job.speed, MeasuredSpeed) else "")
+        fields = _dumps(facts)[:-1]
+        if not isinstance(job.speed, MeasuredSpeed):
+            return cls(job, fields, "", "")
+        return cls(job, fields, _dumps(job.speed.to_json()), _dumps(job.speed.key))
 
     def text(self, written: set[tuple[str, int]]) -> str:
         """The JSON of the whole job; a speed by its key where an earlier job has the same.
@@ -124,7 +129,7 @@ class _EncodedJob:
         """
         speed, text = self.job.speed, self.fields
         if isinstance(speed, MeasuredSpeed):
-            text += f',"speed":{_dumps(speed.key) if speed.key in written else self.speed}'
+            text += f',"speed":{self.speed_key if speed.key in written else self.speed}'
             written.add(speed.key)
         if self.job.batch_speeds:
             measured = [(batch, one) for batch, one in self.job.batch_speeds.items() if isinstance(one, MeasuredSpeed)]

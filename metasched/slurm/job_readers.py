@@ -20,7 +20,7 @@ MOST_NAMED = 1000
 """Records up to which squeue is given their ids; beyond, it prints all jobs."""
 MOST_SINGLE = 8
 """Records up to which each is read by a scontrol of its own, in 6 ms; the text of all of 10,000 jobs takes 250 ms."""
-MOST_PARSED = 300
+MOST_PARSED = 150
 """Texts that are parsed in one call, of a read in the background; one takes 0.15 ms."""
 SQUEUE = ("squeue", "-a", "-t", "all")
 _SCONTROL = ("scontrol", "-a", "-d", "show", "job")

@@ -83,10 +83,11 @@ class Allocator:
             behind: the result of ``serve_minimum``, where jobs without GPUs are to wait; None to make them fallback.
         """
         grants, fallback, waits = [], [], {}
-        length = len(self.queue)
+        at = functools.partial(Reason.of_position, Code.QUEUE_POSITION, length=len(self.queue))
+        waits_behind = functools.cache(lambda head: Reason.of(Code.WAITS_BEHIND, job=head))
         for position, job in enumerate(self.queue, start=1):
             more = order(job)
-            reason = Reason.of_position(Code.QUEUE_POSITION, position, length, () if more is None else (more,))
+            also = () if more is None else (more,)
             amount = self.pool.assigned.get(job.uid)
             least = self.least(job)
             sizes = self.sizes(job) if amount is None else {}
@@ -94,18 +95,18 @@ class Allocator:
                 shrinks = self.elastic and not is_non_preemptible(job)
                 at_least = min(least, amount.gpus) if shrinks else amount.gpus
                 others = self.other_types(job, amount) if behind is None else ()
-                grants.append(
-                    Grant(job.uid, amount.gpus, reason, at_least, amount.gpu_type or None, other_types=others)
-                )
+                reason, gpu_type = at(position, also=also), amount.gpu_type or None
+                grants.append(Grant(job.uid, amount.gpus, reason, at_least, gpu_type, other_types=others))
             elif not sizes:
-                waits[job.uid] = reason.and_also(self.exceeds(job))
+                waits[job.uid] = at(position, also=(*also, self.exceeds(job)))
             elif behind is None:
                 most = max(amounts[-1] for amounts in sizes.values())  # a request may be beyond all nodes
-                fallback.append(Grant(job.uid, min(job.gpus, most) if self.elastic else least, reason, least))
-            elif behind.get(job.uid) is None:
-                waits[job.uid] = reason.and_also(self.missing(job))
+                gpus, reason = min(job.gpus, most) if self.elastic else least, at(position, also=also)
+                fallback.append(Grant(job.uid, gpus, reason, least))
+            elif (head := behind.get(job.uid)) is None:
+                waits[job.uid] = at(position, also=(*also, self.missing(job)))
             else:
-                waits[job.uid] = reason.and_also(Reason.of(Code.WAITS_BEHIND, job=behind[job.uid]))
+                waits[job.uid] = at(position, also=(*also, waits_behind(head)))
         return Decision(tuple(grants), tuple(fallback), waits)
 
     def other_types(self, job: Job, amount: GpuAmount) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.reasons import Code
-from metasched.intake.job_intake import SCRIPTS
+from metasched.intake import job_intake
 from metasched.learning.service_prediction import MAX_RATIO, RECENT, PastJob, expected_service
 from metasched.slurm.errors import SlurmPermissionError
 from metasched.store import JobRecord, Store
@@ -118,6 +120,7 @@ def test_the_daemon_matches_recurring_jobs_by_script(tmp_path):
 
 def test_a_job_is_scheduled_when_its_script_cannot_be_read(tmp_path, monkeypatch):
     """Of many jobs that arrive at once, Slurm is asked for a few scripts only."""
+    monkeypatch.setattr(job_intake, "SCRIPT_SECONDS", math.inf)
     cluster = site.FakeSite(tmp_path)
 
     def refuse(slurm_job_id):
@@ -130,10 +133,23 @@ def test_a_job_is_scheduled_when_its_script_cannot_be_read(tmp_path, monkeypatch
             cluster.run(30)
         assert (cluster.record(first).script, cluster.record(first).end_state) == (None, "COMPLETED")
         array = cluster.add("--array=1-4")
-        many = [cluster.add() for _ in range(SCRIPTS + 5)]
+        many = [cluster.add() for _ in range(job_intake.SCRIPTS + 5)]
         cluster.run(1)
-        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == SCRIPTS
+        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == job_intake.SCRIPTS
         assert len({cluster.record(f"{array}_{task}").script for task in range(1, 5)} - {None}) == 1
         assert [cluster.record(slurm_job_id).script is None for slurm_job_id in many].count(True) == 6
+    finally:
+        cluster.close()
+
+
+def test_scripts_that_take_long_to_read_are_left_unread(tmp_path, monkeypatch):
+    """A Slurm that answers slowly does not delay the poll by the time of all scripts."""
+    monkeypatch.setattr(job_intake, "SCRIPT_SECONDS", 0.0)
+    cluster = site.FakeSite(tmp_path)
+    try:
+        jobs = [cluster.add() for _ in range(3)]
+        cluster.run(1)
+        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == 0
+        assert {cluster.record(slurm_job_id).status for slurm_job_id in jobs} == {"held"}
     finally:
         cluster.close()
