@@ -25,8 +25,10 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def thawed():
-    """Give the collector all objects back, for the other tests."""
+    """Give the collector all objects and its threshold back, for the other tests."""
+    threshold = gc.get_threshold()
     yield
+    gc.set_threshold(*threshold)
     gc.unfreeze()
 
 
@@ -45,6 +47,27 @@ def test_the_objects_of_earlier_polls_are_searched_once_in_a_while():
     collection.after_poll()
     assert left() is None
     assert gc.get_freeze_count() > 0
+
+
+def test_a_cycle_that_a_poll_has_dropped_is_found_at_its_end():
+    """It needs no search of all objects, and none during the poll, for which it is too small."""
+    collection = GarbageCollection(lambda: 0.0)
+    collection.after_poll()
+    searches = []
+    gc.callbacks.append(lambda phase, info: searches.append(phase))
+    try:
+        nodes = [Node() for _ in range(5000)]
+        left = weakref.ref(nodes[0])
+        del nodes
+        assert not searches
+    finally:
+        gc.callbacks.pop()
+    assert left() is not None
+    collection.after_poll()
+    assert left() is None
+    threshold = gc.get_threshold()
+    collection.end()
+    assert gc.get_threshold()[0] < threshold[0]
 
 
 def test_free_memory_is_given_back_after_each_poll():
