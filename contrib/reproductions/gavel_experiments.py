@@ -161,16 +161,20 @@ def sharing(scale: Scale) -> Iterator[Line]:
 
 
 def demand(scale: Scale) -> Iterator[Line]:
-    """Policies that need the jobs' demand, where it is wrong or not known, below the fluid limit."""
+    """Policies that need the jobs' demand, where it is wrong or not known, below the limits of their loads.
+
+    SRTF and Ares do not divide the GPU types among the jobs by speeds, so they serve lower loads than the others.
+    """
     rate = BELOW_LIMIT * fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
+    yield from _demand(scale, rate, {"finish-time fairness": GavelFinishTimeFairness(), "AlloX": AlloX()})
+    rate = BELOW_LIMIT * agnostic_limit(scale.table, scale.paper_gpus, multiple=False)
+    yield from _demand(scale, rate, {"SRTF": Srtf(), "Ares": Ares()})
+
+
+def _demand(scale: Scale, rate: float, policies: Mapping[str, Policy]) -> Iterator[Line]:
+    """The lines of policies at one load, after that of LAS, which needs no demand."""
     what = f"demand, single, {rate:.2f} jobs/h:"
     yield Line(f"{what} LAS, average JCT", "", _jcts(scale, rate, {"las": (GavelLas(), fixed_rounds())})["las"], "h")
-    policies: dict[str, Policy] = {
-        "finish-time fairness": GavelFinishTimeFairness(),
-        "AlloX": AlloX(),
-        "SRTF": Srtf(),
-        "Ares": Ares(),
-    }
     for name, policy in policies.items():
         found: dict[Demand, tuple[float, ...]] = {}
         for known in (EXACT, WRONG, HALF, UNKNOWN, *((UNPREDICTABLE,) if isinstance(policy, Ares) else ())):
