@@ -16,9 +16,9 @@ A round, step by step:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -54,7 +54,7 @@ class AresParameters(PolicyParameters):
     explore: bool = True
     """Whether GPUs that remain then go to jobs whose speed at twice their GPUs is not known, to measure it."""
     turn_seconds: float = Field(default=1800.0, ge=0)
-    """Seconds for which a job of unknown demand continues in the pool once it has begun to run."""
+    """Seconds for which a run of a job of unknown demand keeps its GPUs in the pool."""
     restart_seconds: float = Field(default=60.0, ge=0)
     """Assumed seconds of a restart of a job of which none was measured."""
 
@@ -303,32 +303,57 @@ class _Round:
     def _serve_pool(self) -> set[str]:
         """Give jobs of unknown demand their part of the GPUs, in order; return the uids of the jobs that are served.
 
-        Jobs with a deficit against fair sharing are served, and jobs that have run for less than ``turn_seconds``.
+        Jobs that have run for less than ``turn_seconds`` are served with what they hold, then jobs with a deficit
+        against fair sharing. What remains of the pool's part goes to jobs of the first kind.
         """
         assigned = self.capacity_pool.assigned
         limits = PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
         served = {job.uid for job in self.unknown if job.uid in assigned}
-        for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
-            due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
-            if due and self._serve_up_to_requested(job, limits):
+        in_turn = [job for job in self.unknown if job.uid not in served and self._began_recently(job)]
+        for job in in_turn:
+            held = self._held(job)
+            fits = held is not None and held.gpus <= min(job.gpus, limits.most(job, held.gpu_type))
+            if held is not None and fits and self.capacity_pool.assign(job, held.amount):
+                limits.charge(job)
+        shrinking = [job for job in in_turn if job.uid not in assigned]
+        due = [job for job in self.unknown if not self._began_recently(job) and self.queue.deficit(job) >= 0]
+        for job in (*shrinking, *due):
+            if job.uid not in served and self._serve_up_to_requested(job, limits):
                 served.add(job.uid)
+                limits.charge(job)
+        for job in in_turn:
+            if job.uid not in served and job.uid in assigned:
+                served.add(job.uid)
+                limits.credit(job)
+                self._serve_up_to_requested(job, limits)
                 limits.charge(job)
         return served
 
     def _grow_pool(self) -> None:
-        """Give remaining GPUs to the jobs of the pool, in order, up to the sizes that scaling control allows."""
+        """Give remaining GPUs to the jobs of the pool, in order, up to the sizes that scaling control allows.
+
+        Jobs that have run for less than ``turn_seconds`` come first, with what they hold.
+        """
         for job in self.unknown:
-            amount = self.capacity_pool.assigned.get(job.uid)
-            if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
-                continue
-            left, held = self._left(job, amount.gpu_type), self._held(job)
-            scaling = self._scaling(job) if left > 0 else None
-            for size in () if scaling is None else scaling.sizes(amount.gpu_type):
-                if size.gpus <= amount.gpus:
-                    break
-                worth = held is None or self._is_worth_restart(job, held, size)
-                if worth and self.capacity_pool.assign(job, size.amount):
-                    break
+            held = self._held(job) if self._began_recently(job) else None
+            if held is not None and any(one.gpu_type == held.gpu_type for one in self._larger_sizes(job, held.gpus)):
+                self.capacity_pool.assign(job, held.amount)
+        for job in self.unknown:
+            size = next((one for one in self._larger_sizes(job) if self.capacity_pool.fits(job, one.amount)), None)
+            if size is not None:
+                given = Size(size.gpu_type, self.capacity_pool.assigned[job.uid].gpus, None)
+                more = self._grown(job, given, size)
+                if more is not None:
+                    self.capacity_pool.assign(job, more.amount)
+
+    def _larger_sizes(self, job: Job, least: int = 0) -> Iterator[Size]:
+        """The sizes with more GPUs than a job of the pool was given, and with at least ``least``, most GPUs first."""
+        amount = self.capacity_pool.assigned.get(job.uid)
+        if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
+            return
+        if self._left(job, amount.gpu_type) > 0:
+            larger = max(amount.gpus + 1, least)
+            yield from takewhile(lambda one: one.gpus >= larger, self._scaling(job).sizes(amount.gpu_type))
 
     def _began_recently(self, job: Job) -> bool:
         """Whether a job runs, and has for less than ``turn_seconds``."""

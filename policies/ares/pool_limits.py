@@ -69,10 +69,17 @@ class PoolLimits:
 
     def charge(self, job: Job) -> None:
         """Charge a job of the pool for the GPUs that it has been assigned."""
+        self._charge(job, 1)
+
+    def credit(self, job: Job) -> None:
+        """Take back the charge for the GPUs that a job of the pool has been assigned, before it is assigned others."""
+        self._charge(job, -1)
+
+    def _charge(self, job: Job, times: int) -> None:
         for node_set, gpus, _ in self._capacity_pool.assigned_costs(job):
             for limit in self._left:
                 if node_set & limit == node_set:
-                    self._left[limit] -= gpus
+                    self._left[limit] -= times * gpus
                     self._served.add(limit)
 
 

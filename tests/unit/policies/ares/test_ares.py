@@ -419,6 +419,46 @@ def test_jobs_of_unknown_demand_grow_on_gpus_that_nobody_needs():
     assert run_round(snapshot([unknown], nodes(1, 8)), still, None).targets["u"].gpus == 2
 
 
+def undeclared(uid, curve, gpus, service, **more):
+    """A submission like ``curved``, of steps that no policy knows, whose restarts take a minute."""
+    return replace(curved(uid, curve, gpus, service, **more), declared=False, restart_seconds=60.0)
+
+
+def runs_of(submissions, gpus):
+    """By uid, the seconds and the GPUs of each run of a job on one node, until the first job ends."""
+    outcome = simulate(workload(*submissions), (Node("n0", "v100", gpus, 0, 0),), Ares(), FREE)
+    end = min(one.finished for one in outcome.jobs)
+    return {
+        one.uid: [(run.ended - run.began, run.placement.gpus) for run in one.intervals if run.ended < end]
+        for one in outcome.jobs
+    }
+
+
+def test_a_job_of_unknown_demand_that_has_grown_keeps_its_gpus():
+    """A restart for fewer GPUs that nobody else needs would be followed by one for more, and so on without end."""
+    ends, changes = seen([undeclared("u", line_of(8), 2, 5 * HOUR, high=8)], 8)
+    assert changes == [(0.0, {"u": 8})]
+    assert ends["u"] == pytest.approx(5 * HOUR / 8)
+
+
+def test_jobs_of_unknown_demand_take_turns_with_the_gpus_that_nobody_needs():
+    """For half an hour each; whoever has more of them falls behind, but loses them no sooner."""
+    jobs = [undeclared(uid, line_of(16), 2, 20 * HOUR, high=16) for uid in ("a", "b", "c")]
+    for found in runs_of(jobs, 16).values():
+        assert min(seconds for seconds, _ in found) >= 1800.0
+        assert {gpus for _, gpus in found} == {4, 8}
+
+
+def test_jobs_of_unknown_demand_take_turns_with_their_requested_gpus():
+    """Two gangs that share the pool's part run with more and fewer GPUs in turn, half an hour each."""
+    jobs = [undeclared(uid, line_of(8), 8, 20 * HOUR, high=8) for uid in ("a", "b")]
+    known = curved("k", line_of(2), 2, 40 * HOUR, high=2)
+    found = runs_of([*jobs, known], 12)
+    for uid in ("a", "b"):
+        assert min(seconds for seconds, _ in found[uid]) >= 1800.0
+        assert {gpus for _, gpus in found[uid]} == {2, 8}
+
+
 def run_rounds(gpus, jobs, rounds, seconds=600.0):
     """GPU-seconds that each job receives in that many rounds without restart costs; no job ends."""
     attained = dict.fromkeys((one.uid for one in jobs), 0.0)
