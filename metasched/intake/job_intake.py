@@ -32,9 +32,11 @@ from metasched.slurm.tags import Tag, parse_tag, quote
 from metasched.store import JobRecord, Store
 
 SCRIPTS = 10
-"""Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
+"""Most batch scripts that are read from Slurm in one poll."""
 SCRIPT_SECONDS = 0.05
-"""Time of one poll after which it reads no further batch script."""
+"""Time of one poll after which it reads no further batch script; later polls do."""
+MOST_UNREAD = 100
+"""Most batch scripts that later polls are to read; those of further new jobs stay unknown."""
 MOST_ALIKE = 4096
 """Most requirements that are kept for further jobs with the same ones."""
 _REQUIREMENTS = TypeAdapter(Requirements)
@@ -85,6 +87,7 @@ class JobIntake:
         self._shared_records: frozenset[int] = frozenset()
         self._held: Mapping[str, tuple[SlurmJob, Reason]] = {}  # deferred jobs that need no write
         self._reuses = reuses = reuses_results()
+        self._unread: dict[int, list[str]] = {}  # job ids of scripts to be read, with the uids of the jobs
         self._admission = Latest[Admission](reuses=reuses)
         # jobs and records of the last poll, if all were marked
         self._shown: tuple[Mapping[str, SlurmJob], Mapping[str, JobRecord]] | None = None
@@ -117,6 +120,8 @@ class JobIntake:
             admitted = {uid: ours[uid] for uid in found.admitted}
             recorded = self._record(admitted, inventory, observation.now, limits.seconds)
             records = {**records, **recorded}
+        elif self._unread:
+            self._read_scripts()
         self.arrived = len(recorded)
         if found.admitted or found is not before:
             later = dict.fromkeys((uid for uid in found.admitted if uid not in recorded), INTAKE_CONTINUES)
@@ -196,31 +201,38 @@ class JobIntake:
             self._store.job_events("bad_tag", errors, at=now)
         recorded = [uid for uid in new if uid in added or uid in revived]
         live = self._store.live_records()
-        self._note_scripts({uid: new[uid] for uid in recorded if live[uid].script is None})
+        for uid in recorded:
+            number = new[uid].array_job_id or new[uid].job_id
+            if live[uid].script is None and (number in self._unread or len(self._unread) < MOST_UNREAD):
+                self._unread.setdefault(number, []).append(uid)
+        self._read_scripts()
         live = self._store.live_records()
         return {uid: live[uid] for uid in recorded}
 
-    def _note_scripts(self, new: Mapping[str, SlurmJob]) -> None:
-        """Record the hashes of new jobs' batch scripts, which identify recurring jobs."""
-        hashes: dict[int, str] = {}  # by job id: the tasks of an array have one script
+    def _read_scripts(self) -> None:
+        """Record the hashes of some jobs' batch scripts, which identify recurring jobs; arrays have one script."""
+        hashes: dict[str, str] = {}  # by uid
         begun = self._timer()
-        for number in sorted({job.array_job_id or job.job_id for job in new.values()})[:SCRIPTS]:
+        for number in sorted(self._unread)[:SCRIPTS]:
             if self._timer() - begun >= SCRIPT_SECONDS:
                 break
+            uids = self._unread.pop(number)
             try:
                 script = self._client.batch_script(str(number))
             except SlurmError as error:
                 log.info("script_not_known", job=number, error=str(error))
                 if isinstance(error, (SlurmUnavailableError, SlurmPermissionError)):
-                    break  # the other scripts cannot be read either
+                    self._unread.clear()  # the other scripts cannot be read either
+                    break
             else:
-                hashes[number] = sha256(script.encode()).hexdigest()
+                script_hash = sha256(script.encode()).hexdigest()
+                hashes |= dict.fromkeys(uids, script_hash)
         if not hashes:
             return
+        live = self._store.live_records()
         with self._store.transaction():
-            for uid, job in new.items():
-                if (script_hash := hashes.get(job.array_job_id or job.job_id)) is not None:
-                    self._store.update_job(uid, script=script_hash)
+            for uid in hashes.keys() & live.keys():
+                self._store.update_job(uid, script=hashes[uid])
 
     def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:  # noqa: C901  one case for each write
         """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.

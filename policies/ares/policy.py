@@ -156,6 +156,7 @@ class _Round:
         served = self._serve_pool()
         for job in self.known:
             self._serve(job)
+        self._continue_turns()
         for job in self.unknown:
             self._serve_up_to_requested(job)
         if self.parameters.leftovers != "none":
@@ -195,10 +196,19 @@ class _Round:
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.gpu_type)))
             held = self._held(job, best)
-            if held is not None and not self._is_worth_restart(job, held, best):  # leftovers add what it holds beyond
-                best = next((one for one in scaling.sizes(held.gpu_type) if one.gpus <= held.gpus), best)
+            if held is not None and not self._is_worth_restart(job, held, best):
+                best = self._without_growth(job, held, best)
             self.given[job.uid] = best
             capacity_pool.assign(job, best.amount)
+
+    def _without_growth(self, job: Job, held: Size, best: Size) -> Size:
+        """The size of a running job that does not restart for its best one; leftovers add what it holds beyond.
+
+        It is what the job holds where the job would restart for its best size if others had a part of that.
+        """
+        size = next((one for one in self._scaling(job).sizes(held.gpu_type) if one.gpus <= held.gpus), best)
+        between = held.gpu_type == best.gpu_type and size.gpus < held.gpus < best.gpus
+        return held if between and self._is_worth_restart(job, size, best) else size
 
     def _scaling(self, job: Job) -> ScalingControl:
         return ScalingControl(job, self.capacity_pool.shape(job), self.parameters.alpha)
@@ -304,7 +314,8 @@ class _Round:
         """Give jobs of unknown demand their part of the GPUs, in order; return the uids of the jobs that are served.
 
         Jobs that have run for less than ``turn_seconds`` are served with what they hold, then jobs with a deficit
-        against fair sharing. What remains of the pool's part goes to jobs of the first kind.
+        against fair sharing. What remains of the pool's part goes to jobs of the first kind, if all of them keep what
+        they hold.
         """
         assigned = self.capacity_pool.assigned
         limits = PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
@@ -324,10 +335,18 @@ class _Round:
         for job in in_turn:
             if job.uid not in served and job.uid in assigned:
                 served.add(job.uid)
-                limits.credit(job)
-                self._serve_up_to_requested(job, limits)
-                limits.charge(job)
+                if not shrinking:
+                    limits.credit(job)
+                    self._serve_up_to_requested(job, limits)
+                    limits.charge(job)
         return served
+
+    def _continue_turns(self) -> None:
+        """Let jobs of the pool that have run for less than ``turn_seconds`` keep what they hold of their request."""
+        for job in self.unknown:
+            held = self._held(job) if self._began_recently(job) else None
+            if held is not None and self._assigned_gpus(job) < held.gpus <= job.gpus:
+                self.capacity_pool.assign(job, held.amount)
 
     def _grow_pool(self) -> None:
         """Give remaining GPUs to the jobs of the pool, in order, up to the sizes that scaling control allows.
@@ -336,24 +355,29 @@ class _Round:
         """
         for job in self.unknown:
             held = self._held(job) if self._began_recently(job) else None
-            if held is not None and any(one.gpu_type == held.gpu_type for one in self._larger_sizes(job, held.gpus)):
-                self.capacity_pool.assign(job, held.amount)
+            if held is not None and held.gpus > self._assigned_gpus(job):
+                allowed = next(self._larger_sizes(job), None)
+                if allowed is not None and allowed.gpu_type == held.gpu_type and allowed.gpus >= held.gpus:
+                    self.capacity_pool.assign(job, held.amount)
         for job in self.unknown:
             size = next((one for one in self._larger_sizes(job) if self.capacity_pool.fits(job, one.amount)), None)
             if size is not None:
-                given = Size(size.gpu_type, self.capacity_pool.assigned[job.uid].gpus, None)
-                more = self._grown(job, given, size)
+                more = self._grown(job, Size(size.gpu_type, self._assigned_gpus(job), None), size)
                 if more is not None:
                     self.capacity_pool.assign(job, more.amount)
 
-    def _larger_sizes(self, job: Job, least: int = 0) -> Iterator[Size]:
-        """The sizes with more GPUs than a job of the pool was given, and with at least ``least``, most GPUs first."""
+    def _assigned_gpus(self, job: Job) -> int:
+        amount = self.capacity_pool.assigned.get(job.uid)
+        return 0 if amount is None else amount.gpus
+
+    def _larger_sizes(self, job: Job) -> Iterator[Size]:
+        """The sizes with more GPUs than a job of the pool was given, most GPUs first; none where no GPUs are left."""
         amount = self.capacity_pool.assigned.get(job.uid)
         if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
             return
         if self._left(job, amount.gpu_type) > 0:
-            larger = max(amount.gpus + 1, least)
-            yield from takewhile(lambda one: one.gpus >= larger, self._scaling(job).sizes(amount.gpu_type))
+            sizes = self._scaling(job).sizes(amount.gpu_type)
+            yield from takewhile(lambda one: one.gpus > amount.gpus, sizes)
 
     def _began_recently(self, job: Job) -> bool:
         """Whether a job runs, and has for less than ``turn_seconds``."""

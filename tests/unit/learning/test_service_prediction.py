@@ -119,8 +119,9 @@ def test_the_daemon_matches_recurring_jobs_by_script(tmp_path):
 
 
 def test_a_job_is_scheduled_when_its_script_cannot_be_read(tmp_path, monkeypatch):
-    """Of many jobs that arrive at once, Slurm is asked for a few scripts only."""
+    """Of many jobs that arrive at once, Slurm is asked for a few scripts in each poll."""
     monkeypatch.setattr(job_intake, "SCRIPT_SECONDS", math.inf)
+    monkeypatch.setattr(job_intake, "MOST_UNREAD", job_intake.SCRIPTS + 2)
     cluster = site.FakeSite(tmp_path)
 
     def refuse(slurm_job_id):
@@ -134,22 +135,28 @@ def test_a_job_is_scheduled_when_its_script_cannot_be_read(tmp_path, monkeypatch
         assert (cluster.record(first).script, cluster.record(first).end_state) == (None, "COMPLETED")
         array = cluster.add("--array=1-4")
         many = [cluster.add() for _ in range(job_intake.SCRIPTS + 5)]
-        cluster.run(1)
+        cluster.controller.poll()
         assert [method for method, _ in cluster.slurm.calls].count("batch_script") == job_intake.SCRIPTS
         assert len({cluster.record(f"{array}_{task}").script for task in range(1, 5)} - {None}) == 1
         assert [cluster.record(slurm_job_id).script is None for slurm_job_id in many].count(True) == 6
+        cluster.run(5)
+        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == job_intake.SCRIPTS + 2
+        assert [cluster.record(slurm_job_id).script is None for slurm_job_id in many].count(True) == 4
     finally:
         cluster.close()
 
 
-def test_scripts_that_take_long_to_read_are_left_unread(tmp_path, monkeypatch):
+def test_scripts_that_take_long_to_read_are_left_to_later_polls(tmp_path, monkeypatch):
     """A Slurm that answers slowly does not delay the poll by the time of all scripts."""
-    monkeypatch.setattr(job_intake, "SCRIPT_SECONDS", 0.0)
     cluster = site.FakeSite(tmp_path)
     try:
         jobs = [cluster.add() for _ in range(3)]
-        cluster.run(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(job_intake, "SCRIPT_SECONDS", 0.0)
+            cluster.run(1)
         assert [method for method, _ in cluster.slurm.calls].count("batch_script") == 0
-        assert {cluster.record(slurm_job_id).status for slurm_job_id in jobs} == {"held"}
+        assert {cluster.record(slurm_job_id).script for slurm_job_id in jobs} == {None}
+        cluster.run(5)
+        assert None not in {cluster.record(slurm_job_id).script for slurm_job_id in jobs}
     finally:
         cluster.close()
