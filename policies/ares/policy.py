@@ -202,9 +202,10 @@ class _Round:
             capacity_pool.assign(job, best.amount)
 
     def _without_growth(self, job: Job, held: Size, best: Size) -> Size:
-        """The size of a running job that does not restart for its best one; leftovers add what it holds beyond.
+        """The size of a running job that does not restart for its best one.
 
-        It is what the job holds where the job would restart for its best size if others had a part of that.
+        The job yields what it holds beyond a size of scaling control, unless it would then restart for more again.
+        Leftovers may give that back.
         """
         size = next((one for one in self._scaling(job).sizes(held.gpu_type) if one.gpus <= held.gpus), best)
         between = held.gpu_type == best.gpu_type and size.gpus < held.gpus < best.gpus
