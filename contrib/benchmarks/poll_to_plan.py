@@ -68,6 +68,8 @@ EVENTS = 5
 SETTLING_POLLS = 2
 """Polls after an event, in which the daemon sees what it has itself written to Slurm."""
 MOST_INTAKE_POLLS = 200
+SCRIPT_POLLS = 20
+"""Polls after the intake, in which the daemon reads the batch scripts that it had no time for."""
 POLL_SECONDS = 2.0
 ROWS = (
     *("steady", "one job ended", "one job arrived", "reading the status"),
@@ -326,7 +328,8 @@ def measure(base: Path, held: int, *, bulk_hold: bool) -> dict[str, Any]:
                 break
         polls["slowest of the intake"] = slowest
         controller.reconfigure(without_rounds, policy_named("fifo"))
-        controller.poll()
+        for _ in range(SCRIPT_POLLS):
+            controller.poll()
         polls["steady"] = median([polled(controller, watch) for _ in range(STEADY_POLLS)])
         polls |= of_events(
             controller,

@@ -35,7 +35,7 @@ SCRIPTS = 10
 """Most batch scripts that are read from Slurm in one poll."""
 SCRIPT_SECONDS = 0.05
 """Time of one poll after which it reads no further batch script; later polls do."""
-MOST_UNREAD = 100
+MOST_UNREAD = 50
 """Most batch scripts that later polls are to read; those of further new jobs stay unknown."""
 MOST_ALIKE = 4096
 """Most requirements that are kept for further jobs with the same ones."""
