@@ -20,7 +20,7 @@ from collections.abc import Callable
 ALL_SECONDS = 600.0
 """Time between two searches of all objects."""
 NEW_OBJECTS = 50_000
-"""New objects that set off a search during a poll; with Python's 700, it takes 50 ms of a poll of 10,000 jobs."""
+"""New objects that set off a search during a poll; with Python's 700, searches take 50 ms of a poll of 10,000 jobs."""
 
 
 class GarbageCollection:

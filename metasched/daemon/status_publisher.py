@@ -550,14 +550,10 @@ def _deferred(found: Mapping[str, tuple[SlurmJob, Reason]]) -> tuple[DeferredSta
         groups.setdefault((job.user, reason), []).append(job)
     return tuple(
         DeferredStatus(
-            user, len(jobs), tuple(map(str, sorted({_record_of(job) for job in jobs}))), words(why), why.code
+            user, len(jobs), tuple(map(str, sorted({job.submission_id for job in jobs}))), words(why), why.code
         )
         for (user, why), jobs in sorted(groups.items(), key=lambda group: group[0][0])
     )
-
-
-def _record_of(job: SlurmJob) -> int:
-    return job.job_id if job.array_job_id is None else job.array_job_id
 
 
 def _planned(job: Job, controller: Controller) -> PlannedStatus | None:

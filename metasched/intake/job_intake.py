@@ -87,7 +87,7 @@ class JobIntake:
         self._shared_records: frozenset[int] = frozenset()
         self._held: Mapping[str, tuple[SlurmJob, Reason]] = {}  # deferred jobs that need no write
         self._reuses = reuses = reuses_results()
-        self._unread: dict[int, list[str]] = {}  # job ids of scripts to be read, with the uids of the jobs
+        self._unread: dict[int, list[str]] = {}  # uids of the jobs whose script is to be read, by submission_id
         self._admission = Latest[Admission](reuses=reuses)
         # jobs and records of the last poll, if all were marked
         self._shown: tuple[Mapping[str, SlurmJob], Mapping[str, JobRecord]] | None = None
@@ -202,9 +202,9 @@ class JobIntake:
         recorded = [uid for uid in new if uid in added or uid in revived]
         live = self._store.live_records()
         for uid in recorded:
-            number = new[uid].array_job_id or new[uid].job_id
-            if live[uid].script is None and (number in self._unread or len(self._unread) < MOST_UNREAD):
-                self._unread.setdefault(number, []).append(uid)
+            submission_id = new[uid].submission_id
+            if live[uid].script is None and (submission_id in self._unread or len(self._unread) < MOST_UNREAD):
+                self._unread.setdefault(submission_id, []).append(uid)
         self._read_scripts()
         live = self._store.live_records()
         return {uid: live[uid] for uid in recorded}
@@ -213,14 +213,14 @@ class JobIntake:
         """Record the hashes of some jobs' batch scripts, which identify recurring jobs; arrays have one script."""
         hashes: dict[str, str] = {}  # by uid
         begun = self._timer()
-        for number in sorted(self._unread)[:SCRIPTS]:
+        for submission_id in sorted(self._unread)[:SCRIPTS]:
             if self._timer() - begun >= SCRIPT_SECONDS:
                 break
-            uids = self._unread.pop(number)
+            uids = self._unread.pop(submission_id)
             try:
-                script = self._client.batch_script(str(number))
+                script = self._client.batch_script(str(submission_id))
             except SlurmError as error:
-                log.info("script_not_known", job=number, error=str(error))
+                log.info("script_not_known", job=submission_id, error=str(error))
                 if isinstance(error, (SlurmUnavailableError, SlurmPermissionError)):
                     self._unread.clear()  # the other scripts cannot be read either
                     break

@@ -142,7 +142,7 @@ def identify(
                 by_slurm_job_id = {(record.slurm_job_id, record.submitted): record.uid for record in records.values()}
             # The daemon died between the job's record and its stamp, or slurmctld crashed and forgot the stamp.
             known = by_slurm_job_id.get((job.slurm_job_id, job.submitted), "").partition("_")[0]
-            base = new_uids.setdefault(job.array_job_id or job.job_id, known or new_uid(now, len(new_uids)))
+            base = new_uids.setdefault(job.submission_id, known or new_uid(now, len(new_uids)))
         uid = _uid(base, job)
         rival = ours.get(uid)
         if rival is not None:  # an operator copied a stamp: the job with the store's Slurm job id keeps the uid

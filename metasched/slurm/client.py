@@ -137,6 +137,11 @@ class SlurmJob:
     reservation: str = ""
     gpu_types: tuple[str, ...] = ()
 
+    @property
+    def submission_id(self) -> int:
+        """The id that ``sbatch`` printed: that of the array, or of the job."""
+        return self.job_id if self.array_job_id is None else self.array_job_id
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:

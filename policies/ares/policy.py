@@ -300,14 +300,17 @@ class _Round:
         """Grow jobs to sizes without a known speed: jobs of the queue, and those whose profiling runs precede it."""
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
-            amount = self.capacity_pool.assigned.get(job.uid)
-            if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
-                continue
-            if (left := self._left(job, amount.gpu_type)) > 0:
+            amount = self._growable(job)
+            if amount is not None and (left := self._left(job, amount.gpu_type)) > 0:
                 scaling = self._scaling(job)
                 more = scaling.unknown(amount.gpu_type, amount.gpus + left)
                 if more is not None and more.gpus > amount.gpus and self.capacity_pool.assign(job, more.amount):
                     self.exploring.add(job.uid)
+
+    def _growable(self, job: Job) -> GpuAmount | None:
+        """What a job was given, where that may become more; None for other jobs."""
+        amount = self.capacity_pool.assigned.get(job.uid)
+        return None if is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes) else amount
 
     # -- the pool -------------------------------------------------------------------------------------------------
 
@@ -320,8 +323,7 @@ class _Round:
         """
         assigned = self.capacity_pool.assigned
         limits = PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
-        served = {job.uid for job in self.unknown if job.uid in assigned}
-        in_turn = [job for job in self.unknown if job.uid not in served and self._began_recently(job)]
+        in_turn = [job for job in self.unknown if job.uid not in assigned and self._began_recently(job)]
         for job in in_turn:
             held = self._held(job)
             fits = held is not None and held.gpus <= min(job.gpus, limits.most(job, held.gpu_type))
@@ -330,22 +332,18 @@ class _Round:
         shrinking = [job for job in in_turn if job.uid not in assigned]
         due = [job for job in self.unknown if not self._began_recently(job) and self.queue.deficit(job) >= 0]
         for job in (*shrinking, *due):
-            if job.uid not in served and self._serve_up_to_requested(job, limits):
-                served.add(job.uid)
+            if job.uid not in assigned and self._serve_up_to_requested(job, limits):
                 limits.charge(job)
-        for job in in_turn:
-            if job.uid not in served and job.uid in assigned:
-                served.add(job.uid)
-                if not shrinking:
-                    limits.credit(job)
-                    self._serve_up_to_requested(job, limits)
-                    limits.charge(job)
-        return served
+        for job in () if shrinking else in_turn:
+            limits.credit(job)
+            self._serve_up_to_requested(job, limits)
+            limits.charge(job)
+        return {job.uid for job in self.unknown if job.uid in assigned}
 
     def _continue_turns(self) -> None:
         """Let jobs of the pool that have run for less than ``turn_seconds`` keep what they hold of their request."""
         for job in self.unknown:
-            held = self._held(job) if self._began_recently(job) else None
+            held = self._held_in_turn(job)
             if held is not None and self._assigned_gpus(job) < held.gpus <= job.gpus:
                 self.capacity_pool.assign(job, held.amount)
 
@@ -355,7 +353,7 @@ class _Round:
         Jobs that have run for less than ``turn_seconds`` come first, with what they hold.
         """
         for job in self.unknown:
-            held = self._held(job) if self._began_recently(job) else None
+            held = self._held_in_turn(job)
             if held is not None and held.gpus > self._assigned_gpus(job):
                 allowed = next(self._larger_sizes(job), None)
                 if allowed is not None and allowed.gpu_type == held.gpu_type and allowed.gpus >= held.gpus:
@@ -367,16 +365,18 @@ class _Round:
                 if more is not None:
                     self.capacity_pool.assign(job, more.amount)
 
+    def _held_in_turn(self, job: Job) -> Size | None:
+        """What a job that has run for less than ``turn_seconds`` holds; None for other jobs."""
+        return self._held(job) if self._began_recently(job) else None
+
     def _assigned_gpus(self, job: Job) -> int:
         amount = self.capacity_pool.assigned.get(job.uid)
         return 0 if amount is None else amount.gpus
 
     def _larger_sizes(self, job: Job) -> Iterator[Size]:
         """The sizes with more GPUs than a job of the pool was given, most GPUs first; none where no GPUs are left."""
-        amount = self.capacity_pool.assigned.get(job.uid)
-        if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
-            return
-        if self._left(job, amount.gpu_type) > 0:
+        amount = self._growable(job)
+        if amount is not None and self._left(job, amount.gpu_type) > 0:
             sizes = self._scaling(job).sizes(amount.gpu_type)
             yield from takewhile(lambda one: one.gpus > amount.gpus, sizes)
 

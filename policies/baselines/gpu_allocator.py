@@ -83,7 +83,7 @@ class Allocator:
             behind: the result of ``serve_minimum``, where jobs without GPUs are to wait; None to make them fallback.
         """
         grants, fallback, waits = [], [], {}
-        at = functools.partial(Reason.of_position, Code.QUEUE_POSITION, length=len(self.queue))
+        reason_at = functools.partial(Reason.of_position, Code.QUEUE_POSITION, length=len(self.queue))
         waits_behind = functools.cache(lambda head: Reason.of(Code.WAITS_BEHIND, job=head))
         for position, job in enumerate(self.queue, start=1):
             more = order(job)
@@ -95,18 +95,18 @@ class Allocator:
                 shrinks = self.elastic and not is_non_preemptible(job)
                 at_least = min(least, amount.gpus) if shrinks else amount.gpus
                 others = self.other_types(job, amount) if behind is None else ()
-                reason, gpu_type = at(position, also=also), amount.gpu_type or None
+                reason, gpu_type = reason_at(position, also=also), amount.gpu_type or None
                 grants.append(Grant(job.uid, amount.gpus, reason, at_least, gpu_type, other_types=others))
             elif not sizes:
-                waits[job.uid] = at(position, also=(*also, self.exceeds(job)))
+                waits[job.uid] = reason_at(position, also=(*also, self.exceeds(job)))
             elif behind is None:
                 most = max(amounts[-1] for amounts in sizes.values())  # a request may be beyond all nodes
-                gpus, reason = min(job.gpus, most) if self.elastic else least, at(position, also=also)
+                gpus, reason = min(job.gpus, most) if self.elastic else least, reason_at(position, also=also)
                 fallback.append(Grant(job.uid, gpus, reason, least))
             elif (head := behind.get(job.uid)) is None:
-                waits[job.uid] = at(position, also=(*also, self.missing(job)))
+                waits[job.uid] = reason_at(position, also=(*also, self.missing(job)))
             else:
-                waits[job.uid] = at(position, also=(*also, waits_behind(head)))
+                waits[job.uid] = reason_at(position, also=(*also, waits_behind(head)))
         return Decision(tuple(grants), tuple(fallback), waits)
 
     def other_types(self, job: Job, amount: GpuAmount) -> tuple[str, ...]:

@@ -63,9 +63,10 @@ def lost(policy, example):
 @pytest.mark.parametrize("name", policies())
 def test_restarts_take_a_small_part_of_the_time(name):
     """And every job is complete in the end."""
+    policy = policies()[name]
 
     def check(example):
-        assert lost(policies()[name], example) <= MOST_LOST
+        assert lost(policy, example) <= MOST_LOST
 
     for_examples(draw, check, every=100 if name in SLOW else 20)
 
@@ -73,17 +74,17 @@ def test_restarts_take_a_small_part_of_the_time(name):
 NINE = (Node("n0", "v100", 9, 0, 0),)
 
 
-def over_the_part(count):
+def over_the_part():
     """Two elastic jobs of unknown demand that have more than the pool's part, as jobs of known demand leave it."""
     elastic = [submission(uid, (4, 1, 4), 1.0, HOUR, declared=False) for uid in ("a", "b")]
-    return (*elastic, *(submission(f"k{i}", (1, 1, 1), 1.0, 4 * HOUR, declared=True) for i in range(count)))
+    return (*elastic, *(submission(f"k{i}", (1, 1, 1), 1.0, 4 * HOUR, declared=True) for i in range(3)))
 
 
-def pinned():
-    """Nodes on which a pinned job of unknown demand holds more than the pool's part."""
-    two = [submission(uid, (2, 1, 2), 1.0, HOUR, declared=False) for uid in ("a", "b")]
-    p, k = (submission(uid, (n, n, n), 1.0, 4 * HOUR, declared=d) for uid, n, d in (("p", 8, False), ("k", 1, True)))
-    return (p, *two, k)
+def with_a_gang():
+    """Two elastic jobs of unknown demand, to which a gang leaves nothing of the pool's part, and a known job."""
+    gang = submission("gang", (8, 8, 8), 1.0, 4 * HOUR, declared=False)
+    elastic = [submission(uid, (2, 1, 2), 1.0, HOUR, declared=False) for uid in ("a", "b")]
+    return (gang, *elastic, submission("k", (1, 1, 1), 1.0, 4 * HOUR, declared=True))
 
 
 def test_a_grant_that_nodes_cannot_hold_is_not_asked_for_again_and_again():
@@ -100,9 +101,9 @@ def test_a_grant_that_nodes_cannot_hold_is_not_asked_for_again_and_again():
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param((NINE, over_the_part(3)), id="over the pool's part"),
+        pytest.param((NINE, over_the_part()), id="over the pool's part"),
         pytest.param((NINE, (submission("a", (1, 1, 9), 0.8, 9 * HOUR, declared=False),)), id="alone"),
-        pytest.param(((Node("n0", "v100", 8, 0, 0), Node("n1", "v100", 4, 0, 0)), pinned()), id="pinned"),
+        pytest.param(((Node("n0", "v100", 8, 0, 0), Node("n1", "v100", 4, 0, 0)), with_a_gang()), id="with a gang"),
     ],
 )
 def test_jobs_of_unknown_demand_take_turns_of_half_an_hour(example):
@@ -114,6 +115,6 @@ def test_a_gang_of_unknown_demand_has_its_turn():
     """Though two others of unknown demand could have all GPUs that are left."""
     gang = submission("c", (3, 3, 3), 1.0, HOUR, declared=False)
     settings = Settings(round_seconds=ROUND, min_round_seconds=0.0)
-    outcome = simulate(Workload("gang", (*over_the_part(3), gang)), NINE, Ares(), settings)
+    outcome = simulate(Workload("gang", (*over_the_part(), gang)), NINE, Ares(), settings)
     (first,) = (one.first_started for one in outcome.jobs if one.uid == "c")
     assert first <= 2 * 1800.0

@@ -11,8 +11,8 @@ from tests.slurm.site import ROOT
 
 TRIALS, STEPS = 8, 40
 GATES = (5, 10, 20, STEPS)
-TAG = "metasched min_gpus=1 max_gpus=4"
 """The last steps of the phases."""
+TAG = "metasched min_gpus=1 max_gpus=4"
 DEPENDENTS = (("afterok", "_0"), ("afterany", ""))
 """Of the winner, and of the whole array, which ends although tasks are cancelled."""
 SCRIPT = f"""\
