@@ -6,20 +6,29 @@ import time
 def until_saved(poke, written, seconds=60):
     """Wait until slurmctld has written to disk what it knows of its jobs now; it does so some seconds after a change.
 
-    `poke` changes something of a job; `written` tells one version of slurmctld's file of jobs from another. The first
-    new version may have been begun before, the second one was not.
+    `poke` changes something of a job. `written` tells one version of slurmctld's file of jobs from another, and returns
+    nothing while there is no file: slurmctld removes the old version before it names the new one. The first new version
+    may have been begun before the change, the second one was not.
     """
     deadline = time.monotonic() + seconds
+    before = written()
     for _ in range(2):
-        before = written()
         poke()
-        while written() == before:
+        while (now := written()) in (before, None, ""):
             assert time.monotonic() < deadline, f"slurmctld has not written its state within {seconds} s"
             time.sleep(0.1)
+        before = now
 
 
 def until_cluster_saved(cluster, job):
     """The same for a private cluster, with one of its jobs."""
     file = cluster.base / "state" / "job_state"
     update = ("scontrol", "update", f"JobId={job}", "Nice=0")
-    until_saved(lambda: cluster.run(*update), lambda: file.stat().st_mtime_ns)
+
+    def written():
+        try:
+            return file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    until_saved(lambda: cluster.run(*update), written)
