@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
@@ -24,6 +25,7 @@ NETWORK = frozenset(
 CLOCK_SECONDS = 2.0
 ROLES = frozenset({"operator", "administrator"})
 POLLS_OF_MEMORY = 5
+RESTARTS_OF_A_ROUND = 3  # the shortest round in which a job that has just been restarted trains most of the time
 
 Level = Literal["ok", "warning", "error"]
 
@@ -47,7 +49,7 @@ class Finding:
 
 def check(facts: Facts) -> list[Finding]:
     """Run all checks; findings are in the order in which an administrator would mend them."""
-    found = [*_state(facts), *_shared(facts), *_started(facts)]
+    found = [*_state(facts), *_shared(facts), *_started(facts), *_rounds(facts)]
     slurm = facts.slurm
     if isinstance(slurm, SlurmError):
         fix = "run this where Slurm's commands work, with slurmctld up"
@@ -109,6 +111,20 @@ def _started(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", "[access]", text, "correct the names, or let the host know them (nsswitch.conf)")
     if facts.writer is not None:
         yield Finding("error", "[slurm] client", facts.writer)
+
+
+def _rounds(facts: Facts) -> Iterator[Finding]:
+    """Compare the length of a round with the restarts that the daemon has measured."""
+    if not facts.restarts:
+        return
+    subject, length, cost = "[schedule] round_seconds", facts.config.schedule.round_seconds, median(facts.restarts)
+    measured = f"a restart takes {cost:.0f} s (median of the last {len(facts.restarts)}), and a round {length:g} s"
+    least = math.ceil(RESTARTS_OF_A_ROUND * cost)
+    if length < least:
+        text = f"{measured}: jobs that take turns train for a small part of theirs"
+        yield Finding("warning", subject, text, f"round_seconds = {least}, or more")
+    else:
+        yield Finding("ok", subject, measured)
 
 
 def _usable(subject: str, directory: Directory, user: str) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE, LOCK
 from metasched.installation.job_submit_lua import read_plugin
+from metasched.learning.restart_cost import restarts_of_site
 from metasched.shared_dir.lock import LockFileError, holder
 from metasched.shared_dir.private_files import Readers, grant
 from metasched.slurm.associations import Associations
@@ -107,6 +108,7 @@ class Facts:
         slurm: the facts about Slurm, or the error where Slurm does not answer.
         writer: why the configured pyslurm client does not work; None if it works or is not configured.
         store: the damage of the database, in words; None if it is sound, or does not exist yet.
+        restarts: what the latest measured restarts of jobs took, seconds.
         unknown_admins: names in ``[access]`` that are no users and groups of this host.
     """
 
@@ -119,6 +121,7 @@ class Facts:
     slurm: Slurm | SlurmError
     writer: str | None = None
     store: str | None = None
+    restarts: tuple[float, ...] = ()
     unknown_admins: tuple[str, ...] = ()
 
 
@@ -126,6 +129,7 @@ def gather(config: Config, client: SlurmClient) -> Facts:
     """Gather all facts, Slurm's by ``client``; no file is left behind."""
     uid = os.geteuid()
     shared = probe_directory(config.paths.shared)
+    damage, restarts = _read_store(config.paths.state / DATABASE)
     return Facts(
         config=config,
         user=pwd.getpwuid(uid).pw_name,
@@ -135,7 +139,8 @@ def gather(config: Config, client: SlurmClient) -> Facts:
         daemon=_daemon(config.paths.shared / LOCK) if shared.problem is None else None,
         slurm=_ask(client),
         writer=_writer(config),
-        store=_store(config.paths.state / DATABASE),
+        store=damage,
+        restarts=restarts,
         unknown_admins=_unknown_admins(config),
     )
 
@@ -232,14 +237,17 @@ def _writer(config: Config) -> str | None:
     return None
 
 
-def _store(path: Path) -> str | None:
+def _read_store(path: Path) -> tuple[str | None, tuple[float, ...]]:
+    """Return the damage of the database, and the restarts of a sound one; see ``Facts``."""
     try:
         with Store.open(path, read_only=True) as store:
-            return "; ".join(store.problems()) or None
+            if problems := store.problems():
+                return "; ".join(problems), ()
+            return None, tuple(restarts_of_site(store))
     except (MissingStoreError, OlderStoreError):  # the daemon makes one, or brings it up to date
-        return None
+        return None, ()
     except StoreError as error:
-        return str(error)
+        return str(error), ()
 
 
 def _ask(client: SlurmClient) -> Slurm | SlurmError:

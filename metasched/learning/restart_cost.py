@@ -16,6 +16,8 @@ RECENT = 5
 """Restarts that count, the latest first."""
 EARLIER_JOBS = 20
 """Preempted jobs of the same user that are read for a job without a restart, the latest first."""
+RECENT_RUNS = 100
+"""Runs whose jobs' restarts are those of the site, the latest first."""
 
 
 def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
@@ -32,6 +34,12 @@ def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
         if (stop := _stop_seconds(before)) is not None and (start := _start_seconds(after)) is not None:
             found.append(stop + start)
     return found
+
+
+def restarts_of_site(store: Store) -> list[float]:
+    """Return the seconds of each measured restart of the jobs that ran last, whoever owns them."""
+    uids = dict.fromkeys(run.uid for run in store.recent_runs(RECENT_RUNS))
+    return [seconds for uid in uids for seconds in measured_restarts(store.runs(uid))]
 
 
 def _stop_seconds(run: RunRecord) -> float | None:

@@ -20,6 +20,7 @@ from metasched.slurm.client import SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmCommandError, SlurmUnavailableError
 from policies.gavel.policies import GavelCostParameters
 from tests.fakes.fake_slurm import FakeSlurm
+from tests.unit.restarted_jobs import RestartedJobs
 
 STATE, SHARED = Path("/var/lib/metasched"), Path("/shared/metasched")
 VALUES = {
@@ -171,6 +172,10 @@ def test_a_sound_installation_has_no_faults():
         (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
         (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),
         (with_slurm(ahead=-7.0), "warning", "clock", "7 s behind", "NTP"),
+        (
+            dataclasses.replace(with_config("schedule", round_seconds=59.0), restarts=(1.0, 20.0, 21.0)),
+            *("warning", "[schedule] round_seconds", "takes 20 s (median of the last 3)", "round_seconds = 60"),
+        ),
         (with_slurm(associations=None), "warning", "accounting", "does not show metasched", "adminlevel=Operator"),
     ],
 )
@@ -247,6 +252,24 @@ def test_a_damaged_database_and_a_missing_client_are_errors(tmp_path, monkeypatc
     assert subjects() == {"[slurm] client"}
     (tmp_path / "metasched.db").write_bytes(b"no database" * 1000)
     assert subjects() == {"[slurm] client", "database"}
+
+
+def test_the_restarts_of_all_users_jobs_are_read(tmp_path):
+    """They are compared with the length of a round; a site without restarts has no such finding."""
+    config = Config.model_validate({"paths": {"state": tmp_path, "shared": tmp_path / "shared"}})
+
+    def rounds():
+        return [one for one in check(gather(config, FakeSlurm())) if one.subject == "[schedule] round_seconds"]
+
+    assert rounds() == []
+    site = RestartedJobs(tmp_path / "metasched.db")
+    with site.store.transaction():
+        for user, cost in (("ann", 100.0), ("bob", 110.0), ("bob", 150.0)):
+            site.job(user, cost=cost)
+    site.store.close()
+    (found,) = rounds()
+    assert (found.level, found.fix) == ("ok", "")
+    assert found.text.startswith("a restart takes 110 s (median of the last 3), and a round 360 s")
 
 
 def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):

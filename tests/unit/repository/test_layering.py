@@ -31,7 +31,7 @@ PACKAGES = {
     "shadow": {"core", "forecast", "scheduling", "simulator", "store"},
     "history_import": {"core", "simulator", "slurm", "store"},
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
-    "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
+    "installation": {"core", "configuration", "learning", "shared_dir", "slurm", "store"},
     "observe": {"apps", "core", "configuration", "scheduling", "slurm", "store"},
     "intake": {"apps", "configuration", "core", "observe", "shared_dir", "slurm", "store"},
     "daemon": {
