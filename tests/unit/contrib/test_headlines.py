@@ -147,7 +147,7 @@ def test_simulations_of_gavels_headlines_are_stored_one_by_one(tmp_path):
     scale.jct(arrivals, Fifo(), nodes=others)
     scale.jct(scale.arriving(RATE, 1), Fifo())
     scale.jct(scale.arriving(RATE / 2, 0), Fifo())
-    scale.jct(arrivals, Las())
+    scale.jct(scale.arriving(RATE, 1), Las())
     kept = stored(file)
     assert len(kept) == len({tuple(one["simulation"]) for one in kept}) == 6
     again = replace(scale, results=Results(file, stored_only=True))
