@@ -67,12 +67,20 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
 def test_the_last_task_of_an_array_is_preempted_alone(small_site):
     """Its own job id is that of the array, by which Slurm signals and requeues all tasks."""
     site = small_site
-    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [6.0]\npromote_knob = 1000.0")
+    threshold = 15.0  # GPU-seconds, upon which a task may be preempted
+    site.configure(policy="las", parameters=f"queue_thresholds_gpu_seconds = [{threshold}]\npromote_knob = 1000.0")
     site.start()
     command = f"exec metasched-run {sys.executable} {TRIAL} {{dir}}"
+    blocker = site.submit("exec sleep 1000", "--gres=gpu:1", tag="metasched preempt=no")
+    site.wait_status(blocker, "running")
     array = site.submit(f"{command} 100000", "--array=0-3", "--gres=gpu:1")
     tasks = [f"{array}_{number}" for number in range(4)]
-    site.wait(lambda: all((job := site.job(task)) is not None and job.progress_steps for task in tasks))
+    for task in tasks[:3]:
+        site.wait_status(task, "running")
+    site.cluster.run("scancel", blocker)  # the last task starts last, so that it is preempted first
+    site.wait(
+        lambda: all((job := site.job(task)).progress_steps and job.attained_service > threshold for task in tasks)
+    )
     young = site.submit(f"{command} 10", "--array=0", "--gres=gpu:1")
     site.wait_status(f"{young}_0", "completed")
 
