@@ -22,7 +22,7 @@ from metasched.shared_dir.published_status import Status
 from metasched.store import Store
 
 _POLL_SECONDS = 0.25
-_LONGEST_SECONDS = 300.0
+_LONGEST_SECONDS = 900.0
 _ALL_ROUNDS = 1_000_000
 
 

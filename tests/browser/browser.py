@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 
 WIDTHS = (1280, 360)
 SCHEMES = ("light", "dark")
@@ -41,10 +42,15 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         self.driver.set_page_load_timeout(110)
+        self.driver.set_script_timeout(110)
         self._top = top
 
     def close(self):
         self.driver.quit()
+
+    def press(self, key):
+        """Press a key, whichever element has the focus: it may be replaced at any time."""
+        ActionChains(self.driver).send_keys(key).perform()
 
     def open(self, path="", *, width=1280, scheme="light", scripts=True):
         """Load a page of the site in a window of a width, in light or dark, with scripts or without."""

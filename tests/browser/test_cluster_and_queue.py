@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -67,13 +66,13 @@ def test_the_pages_work_by_keyboard(page, browser):
     """The first stop is the skip link, which leads to the content; the navigation and the filter follow."""
     page.publish()
     browser.open("queue")
-    press(browser, Keys.TAB)
+    browser.press(Keys.TAB)
     assert "Skip" in browser.driver.switch_to.active_element.text
-    press(browser, Keys.ENTER)
+    browser.press(Keys.ENTER)
     assert browser.driver.execute_script("return document.activeElement.id") == "content"
     stops = []
     for _ in range(12):
-        press(browser, Keys.TAB)
+        browser.press(Keys.TAB)
         focused = browser.driver.switch_to.active_element
         stops.append(focused.get_attribute("name") or focused.text)
     assert {"q", "user", "account", "state", "sort"} <= set(stops)
@@ -118,7 +117,3 @@ def wait_for(browser, condition):
     """Wait until a condition holds; a new page may take an element away between finding and reading it."""
     ignored = [StaleElementReferenceException]
     WebDriverWait(browser.driver, WAIT_SECONDS, ignored_exceptions=ignored).until(condition)
-
-
-def press(browser, key):
-    ActionChains(browser.driver).send_keys(key).perform()

@@ -102,16 +102,14 @@ def test_a_page_needs_no_scripts(window, name):
 def test_a_bar_of_the_timeline_is_reached_by_keyboard(window):
     """The bars are links in the order of the tabulator key, and Enter leads to the job."""
     window.open(PAGES["timeline"])
-    body = window.driver.find_element(By.TAG_NAME, "body")
     for _ in range(60):
-        body.send_keys(Keys.TAB)
+        window.press(Keys.TAB)
         if "lanes" in window.driver.execute_script(
             "return document.activeElement.closest('svg')?.classList.value ?? ''"
         ):
             break
-        body = window.driver.switch_to.active_element
     assert window.driver.execute_script("return document.activeElement.getAttribute('aria-label')")
-    window.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    window.press(Keys.ENTER)
     wait_for(window, lambda driver: "/job/" in driver.current_url)
 
 

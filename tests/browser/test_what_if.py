@@ -79,11 +79,12 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.timeout(800)  # the what-if is a process of the lowest priority
 def test_an_admin_starts_a_what_if_and_sees_its_result(page, window):
     """The result comes by itself, without a reload: both policies, and when each job ends under them."""
     start(window)
     window.driver.execute_script("window.same = true")
-    WebDriverWait(window.driver, 120).until(lambda driver: driver.find_elements(By.ID, "table-frame-2"))
+    WebDriverWait(window.driver, 600).until(lambda driver: driver.find_elements(By.ID, "table-frame-2"))
     text = window.driver.find_element(By.ID, "live").text
     assert "fifo (now)" in text
     assert "srtf" in text

@@ -173,16 +173,9 @@ class Site:
         return sizes
 
     def assert_nothing_lost(self, training, last_step=None):
-        """Check that the surviving steps have every sample of every epoch exactly once.
-
-        Steps of a run beyond the last step of the finished training did not survive.
-        """
-        seen = surviving.of_steps(
-            (generation, step)
-            for (generation, _), steps in self.trained(training).items()
-            for step in steps
-            if last_step is None or step["step"] <= last_step
-        )
+        """Check that the surviving steps have every sample of every epoch exactly once."""
+        steps = ((generation, step) for (generation, _), steps in self.trained(training).items() for step in steps)
+        seen = surviving.of_steps(steps, last_step)
         assert seen
         assert seen == {epoch: list(range(SAMPLES)) for epoch in range(len(seen))}
 

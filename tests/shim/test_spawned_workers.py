@@ -51,7 +51,7 @@ def test_spawned_workers_are_watched_and_their_samples_compared(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 75, done.stderr

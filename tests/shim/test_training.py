@@ -193,7 +193,7 @@ def test_a_second_trainer_supersedes_the_first(workplace):
     stop = place.report(1)[-1]
     assert (stop["kind"], stop["cause"], stop["checkpointed"]) == ("stop", "superseded", False)
     newest = place.report(2)[0]["step"]
-    steps = [int(name.partition("-step-")[2].partition(".")[0]) for name in place.checkpoint_files()]
+    steps = [int(path.stem.partition("-step-")[2]) for path in place.manifests()]
     assert newest == max(steps)
     new.signal(0)
     assert new.wait() == [85]

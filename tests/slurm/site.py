@@ -108,7 +108,7 @@ class Site:
         jobs = () if status is None else (*status.jobs, *status.finished)
         return next((job for job in jobs if job.slurm_job_id == slurm_job_id), None)
 
-    def wait(self, condition, seconds=120):
+    def wait(self, condition, seconds=300):
         """Wait until a condition holds, and return its result."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
@@ -117,7 +117,7 @@ class Site:
             time.sleep(0.05)
         return result
 
-    def wait_status(self, slurm_job_id, status, seconds=120):
+    def wait_status(self, slurm_job_id, status, seconds=300):
         """Wait until a job has a status, and return its published status; fail at once where it ended with another."""
 
         def has_status():

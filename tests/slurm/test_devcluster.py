@@ -32,7 +32,15 @@ from tests.slurm.site import Site
 SMALL = (NodeGroup(count=1, gpus=2),)
 OTHER_USER = "nobody"
 # What apt says where there is no network; the unpacked way cannot be tried then.
-OFFLINE = ("Could not resolve", "Temporary failure", "Could not connect", "Unable to connect", "is unreachable")
+OFFLINE = (
+    "Could not resolve",
+    "Temporary failure",
+    "Could not connect",
+    "Unable to connect",
+    "is unreachable",
+    "timed out",
+    "Connection failed",
+)
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
@@ -465,7 +473,7 @@ def test_whole_life_of_a_cluster(shared_tmp, user, place):
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     argv += ["-c", SESSION, str(home / "c"), str(lua)]
-    done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=700, check=False)
     if place == "unpacked":
         offline_skips(done.stderr)
     assert done.returncode == 0, done.stderr

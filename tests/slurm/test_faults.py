@@ -7,10 +7,13 @@ from contextlib import closing
 def test_tasks_of_an_array_run_under_their_leases(site):
     """Each task of an array has its own uid and run number; tasks that wait stay one record of Slurm."""
     site.start()
-    command = "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN; sleep 2'"
+    command = (
+        "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN; until [ -e {dir}/go ]; do sleep 0.2; done'"
+    )
     array = site.submit(command, "--array=0-6", "--output=out-%a.txt", "--gres=gpu:4", "--nodes=1")
     site.wait(lambda: (job := site.job(f"{array}_3")) and job.status == "running")
     assert f"{array}_[4-6]" in site.cluster.run("squeue", "-h", "-t", "PD", "-o", "%i").split()
+    (site.base / "job-1" / "go").touch()
     for task in (0, 4):
         uid = site.wait_status(f"{array}_{task}", "completed").uid
         assert uid.endswith(f"_{task}")

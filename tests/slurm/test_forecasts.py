@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FORECAST = "\n[forecast]\npause_seconds = 0.5\ncpu_share = 1.0\nsamples = 5\n\n[shadow]\npolicies = ['las']\n"
 
@@ -15,6 +17,7 @@ def printed(site, *argv):
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(1500)  # forecasts come from processes of the lowest priority
 def test_a_waiting_jobs_start_is_forecast_and_compared_with_what_came(small_site):
     """Status has the range of a held job; a kill of the daemon loses nothing, and the true start is recorded."""
     site = small_site
@@ -23,7 +26,7 @@ def test_a_waiting_jobs_start_is_forecast_and_compared_with_what_came(small_site
     first = site.submit("sleep 600", "--gres=gpu:4", "--time=10")
     site.wait_status(first, "running")
     second = site.submit("sleep 600", "--gres=gpu:4")
-    site.wait(lambda: (job := site.job(second)) is not None and job.forecast is not None and job.forecast.start)
+    site.wait(lambda: (job := site.job(second)) is not None and job.forecast is not None and job.forecast.start, 500)
     shown = next(job for job in printed(site, "status")["jobs"] if job["slurm_job_id"] == second)
     assert shown["forecast"]["start"]["low"] <= shown["forecast"]["start"]["median"]
     site.kill()
@@ -35,9 +38,9 @@ def test_a_waiting_jobs_start_is_forecast_and_compared_with_what_came(small_site
         rows = printed(site, "forecast")["rows"]
         return [one for one in rows if one["kind"] == "start" and one["uid"] == shown["uid"]]
 
-    (outcome, *_) = site.wait(compared)
+    (outcome, *_) = site.wait(compared, 500)
     assert outcome["truth"] is not None
     with site.store() as store:
         assert store.problems() == []
-    (row, *_) = site.wait(lambda: printed(site, "shadow")["rows"])  # by a process of the lowest priority
+    (row, *_) = site.wait(lambda: printed(site, "shadow")["rows"], 500)
     assert row["policy"] == "las"

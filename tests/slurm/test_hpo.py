@@ -28,7 +28,7 @@ def test_a_search_learns_from_trials_that_metasched_schedules(small_site):
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as killed:
         site.wait(lambda: (status := site.status()) is not None and len(status.jobs) == 2)
         killed.kill()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + site.failure_report()
     trials = done.stdout.splitlines()
     values = [float(line.split()[3]) for line in trials[:3] if line.split()[2] == "complete"]

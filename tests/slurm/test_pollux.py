@@ -41,6 +41,12 @@ class Training:
     def status(self):
         return self._site.job(self.slurm_job_id)
 
+    def restarts(self):
+        """The seconds of each restart, the last of which counts once its first step is known."""
+        with self._site.store() as store:
+            runs = store.runs(self.status.uid)
+        return measured_restarts(runs if runs[-1].first_step_at is not None else runs[:-1])
+
     def steps(self, generation):
         """What rank 0 of a generation has written of its steps."""
         path = self.directory / f"steps-{generation}-0"
@@ -100,8 +106,9 @@ def test_batches_and_gpus_follow_the_noise_and_the_queue(site):
     site.wait(lambda: noisy.MAX_BATCH in job.batches(2))
     assert f"with a batch of {noisy.MAX_BATCH}" in job.status.reason
     later = Training(site, ADAPTIVE)
-    site.wait(lambda: noisy.MAX_PER_GPU in job.batches(3) and later.steps(1))
+    site.wait(lambda: noisy.MAX_PER_GPU in job.batches(3) and later.steps(1) and len(job.restarts()) == 2)
     await_round(site)
+    await_round(site)  # the first one may have begun before
     trainings = (job, later, fixed)
     for each in trainings:
         (each.directory / "enough").touch()
@@ -119,8 +126,8 @@ def test_batches_and_gpus_follow_the_noise_and_the_queue(site):
     losses = [noisy.by_hand(round(final["progress"]), seed) for seed in range(8)]
     assert final["loss"] == pytest.approx(fmean(losses), abs=5 * stdev(losses))
 
+    restarts = job.restarts()
     with site.store() as store:
-        restarts = measured_restarts(store.runs(job.status.uid))
         snapshots = [decode(store.snapshot(record.round)) for record in store.recent_rounds(1000)]
     costs = [known.restart_seconds for one in snapshots if (known := one.job.get(job.status.uid)) is not None]
     assert len(restarts) == 2

@@ -16,11 +16,11 @@ from tests.slurm import growing, paced
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import ROOT, Site
 
-ROUND_SECONDS = 8.0
+ROUND_SECONDS = 16.0
 RIGID = "metasched total_steps=4000 model=paced"  # a job that has not run is as fast as the others
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
 """The most by which a round's poll begins before a report that it reads."""
-SECONDS = 3.0
+SECONDS = 6.0
 """How soon after a report of another batch there is a round: a poll, and the least time between rounds."""
 
 
@@ -77,7 +77,7 @@ def test_a_growing_batch_is_forecast_and_the_plan_survives(site):
     rigid.append(site.submit(command, "--gres=gpu:1", tag=RIGID))
     site.cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
     waiting = site.wait(lambda: planned_for_later(site, rigid))
-    time.sleep(max(site.status().next_round - time.time() - ROUND_SECONDS / 4, 0))
+    site.wait(lambda: ROUND_SECONDS / 8 < site.status().next_round - time.time() < ROUND_SECONDS / 4)
     with site.store() as store:
         plan = store.policy_state("shockwave").data
     site.kill()

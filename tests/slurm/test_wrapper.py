@@ -69,7 +69,7 @@ class Job:
         return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
     def wait(self, condition, what):
-        end = time.monotonic() + 90
+        end = time.monotonic() + 240
         while not (found := condition()):
             assert time.monotonic() < end, f"timed out waiting for {what}; the job's output: {self.output()}"
             time.sleep(0.1)

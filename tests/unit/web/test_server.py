@@ -33,8 +33,12 @@ class PageProcess:
         command = [sys.executable, "-m", "metasched", "--config", str(config), "web"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
-        while not self.path.exists() and self.process.poll() is None and time.monotonic() < deadline:
+        while not self._listens() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
+
+    def _listens(self):
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.path)) == 0
 
     def connect(self):
         made = socket.socket(socket.AF_UNIX)
