@@ -25,7 +25,7 @@ NETWORK = frozenset(
 CLOCK_SECONDS = 2.0
 ROLES = frozenset({"operator", "administrator"})
 POLLS_OF_MEMORY = 5
-RESTARTS_OF_A_ROUND = 3  # the shortest round in which a job that has just been restarted trains most of the time
+RESTARTS_OF_A_ROUND = 3  # in the shortest round a restarted job trains for two thirds of the time
 
 Level = Literal["ok", "warning", "error"]
 
@@ -121,7 +121,7 @@ def _rounds(facts: Facts) -> Iterator[Finding]:
     measured = f"a restart takes {cost:.0f} s (median of the last {len(facts.restarts)}), and a round {length:g} s"
     least = math.ceil(RESTARTS_OF_A_ROUND * cost)
     if length < least:
-        text = f"{measured}: jobs that take turns train for a small part of theirs"
+        text = f"{measured}: a job that has been preempted trains for less than two thirds of its next round"
         yield Finding("warning", subject, text, f"round_seconds = {least}, or more")
     else:
         yield Finding("ok", subject, measured)
