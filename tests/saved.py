@@ -14,14 +14,14 @@ def until_saved(poke, written, seconds=60):
     before = written()
     for _ in range(2):
         poke()
-        while (now := written()) in (before, None, ""):
+        while not (now := written()) or now == before:
             assert time.monotonic() < deadline, f"slurmctld has not written its state within {seconds} s"
             time.sleep(0.1)
         before = now
 
 
 def until_cluster_saved(cluster, job):
-    """The same for a private cluster, with one of its jobs."""
+    """``until_saved`` for a private cluster, by changes of one of its jobs."""
     file = cluster.base / "state" / "job_state"
     update = ("scontrol", "update", f"JobId={job}", "Nice=0")
 

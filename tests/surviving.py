@@ -4,7 +4,7 @@ import json
 
 
 def of_directory(directory, last_step=None):
-    """Of the training whose logs are there; see of_steps."""
+    """``of_steps`` of the training whose logs are in a directory."""
     steps = (
         (int(path.name.split("-")[1]), json.loads(line))
         for path in directory.glob("trained-*-*.jsonl")

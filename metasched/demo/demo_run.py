@@ -132,10 +132,12 @@ def _interruptible() -> Iterator[Callable[[], None]]:
     """
 
     def ignore() -> None:
+        """Ignore these signals from now on, so that they do not interrupt the cleanup."""
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        """Handle the first of these signals as Ctrl-C is handled."""
         del number, frame
         ignore()
         raise KeyboardInterrupt

@@ -25,7 +25,7 @@ NETWORK = frozenset(
 CLOCK_SECONDS = 2.0
 ROLES = frozenset({"operator", "administrator"})
 POLLS_OF_MEMORY = 5
-RESTARTS_OF_A_ROUND = 3  # in the shortest round a restarted job trains for two thirds of the time
+RESTARTS_OF_A_ROUND = 3  # in a shorter round a restarted job trains for less than two thirds of the time
 
 Level = Literal["ok", "warning", "error"]
 

@@ -108,7 +108,7 @@ class Facts:
         slurm: the facts about Slurm, or the error where Slurm does not answer.
         writer: why the configured pyslurm client does not work; None if it works or is not configured.
         store: the damage of the database, in words; None if it is sound, or does not exist yet.
-        restarts: what the latest measured restarts of jobs took, seconds.
+        restarts: seconds of each measured restart of the jobs that ran last; empty where none is known.
         unknown_admins: names in ``[access]`` that are no users and groups of this host.
     """
 

@@ -17,7 +17,7 @@ RECENT = 5
 EARLIER_JOBS = 20
 """Preempted jobs of the same user that are read for a job without a restart, the latest first."""
 RECENT_RUNS = 100
-"""Runs whose jobs' restarts are those of the site, the latest first."""
+"""Runs of all users whose jobs are read for the restarts of the site, the latest first."""
 
 
 def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
@@ -37,7 +37,7 @@ def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
 
 
 def restarts_of_site(store: Store) -> list[float]:
-    """Return the seconds of each measured restart of the jobs that ran last, whoever owns them."""
+    """Return the seconds of each measured restart of the jobs of all users that ran last, job by job."""
     uids = dict.fromkeys(run.uid for run in store.recent_runs(RECENT_RUNS))
     return [seconds for uid in uids for seconds in measured_restarts(store.runs(uid))]
 

@@ -174,7 +174,8 @@ class Site:
 
     def assert_nothing_lost(self, training, last_step=None):
         """Check that the surviving steps have every sample of every epoch exactly once."""
-        steps = ((generation, step) for (generation, _), steps in self.trained(training).items() for step in steps)
+        trained = self.trained(training).items()
+        steps = ((generation, step) for (generation, _), of_rank in trained for step in of_rank)
         seen = surviving.of_steps(steps, last_step)
         assert seen
         assert seen == {epoch: list(range(SAMPLES)) for epoch in range(len(seen))}

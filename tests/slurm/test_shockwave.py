@@ -19,9 +19,9 @@ from tests.slurm.site import ROOT, Site
 ROUND_SECONDS = 16.0
 RIGID = "metasched total_steps=4000 model=paced"  # a job that has not run is as fast as the others
 POLL_SECONDS = 2.0
-"""The most by which a round's poll begins before a report that it reads."""
+"""The most by which a round's poll begins before a report that it reads, on a busy host."""
 SECONDS = 6.0
-"""How soon after a report of another batch there is a round: a poll, and the least time between rounds."""
+"""How soon after a report of another batch a busy host has a round: a poll, and the least time between rounds."""
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A small site: its status, and a client for each user."""
 
 import contextlib
+import socket
 import time
 from dataclasses import replace
 
@@ -63,6 +64,12 @@ NODES = (
     NodeStatus("n1", "a100", 8, 4, accepts=True),
     NodeStatus("n2", "a100", 8, 0, accepts=False, reason="fan broken"),
 )
+
+
+def listens(path):
+    """Whether a page listens on a Unix socket; its path exists before, and after the page was killed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def make_status(jobs=(JOB, WAITING), nodes=NODES, **changes):

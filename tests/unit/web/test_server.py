@@ -13,7 +13,7 @@ import pytest
 from metasched.shared_dir import published_status
 from metasched.web import server
 from metasched.web.server import WebStartError, loopback_socket, unix_socket
-from tests.unit.web.conftest import HEADER, make_status
+from tests.unit.web.conftest import HEADER, listens, make_status
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -33,12 +33,8 @@ class PageProcess:
         command = [sys.executable, "-m", "metasched", "--config", str(config), "web"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
-        while not self._listens() and self.process.poll() is None and time.monotonic() < deadline:
+        while not listens(self.path) and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-
-    def _listens(self):
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(str(self.path)) == 0
 
     def connect(self):
         made = socket.socket(socket.AF_UNIX)

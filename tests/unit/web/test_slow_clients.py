@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.fake_nodes import FakeNode
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
-from tests.unit.web.conftest import HEADER
+from tests.unit.web.conftest import HEADER, listens
 
 ROUNDS = int(os.environ.get("ROUNDS", "12"))
 CLIENTS = 200
@@ -36,7 +36,7 @@ class Page:
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         self._clients = []
         deadline = time.monotonic() + 120
-        while not self._listens() and time.monotonic() < deadline:
+        while not listens(self._path) and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def connect(self, text):
@@ -46,11 +46,6 @@ class Page:
         made.connect(str(self._path))
         made.sendall(text.encode())
         return made
-
-    def _listens(self):
-        """Whether the page listens; a killed page leaves its socket, at which nobody does."""
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(str(self._path)) == 0
 
     def crowd(self):
         """Half of the clients send half a request, the others read the first byte of an answer and no more."""
