@@ -56,6 +56,7 @@ FIFO_RATE = 5.2  # jobs/h: the load at which the public code's runs have the pap
 LATE_ROUNDS = 5  # 30 minutes, the longest delay of time shares that section 7.4 tolerates
 RESTART = 60.0  # seconds
 RESTARTS = f"restarts of {RESTART:g} s"
+NO_QUANTA = GavelLasParameters(quantum_restarts=0.0)
 NODE_GPUS = 6  # for the experiment on placement: on each node a job of 4 GPUs leaves 2, too few for another one
 
 
@@ -91,7 +92,11 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
     }
     if not multiple:
         late = GavelLas(GavelLasParameters(recompute_rounds=LATE_ROUNDS))
-        policies |= {"allox": (AlloX(), fixed_rounds()), "late": (late, fixed_rounds())}
+        policies |= {
+            "allox": (AlloX(), fixed_rounds()),
+            "late": (late, fixed_rounds()),
+            "aware, no quanta": (GavelLas(NO_QUANTA), fixed_rounds(restart=RESTART)),
+        }
     found = _jcts(scale, rate, policies, multiple=multiple)
     what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", found["aware"], "h", public=public[0])
@@ -101,6 +106,7 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
         f"{what} Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]), public=public[2]
     )
     if not multiple:
+        yield Line(f"{what} average JCT, aware, {RESTARTS}, no quanta", "", found["aware, no quanta"], "h")
         yield Line(f"{what} aware / AlloX", "about 1", ratio(found["aware"], found["allox"]), public="1.14")
         minutes = f"time shares {LATE_ROUNDS * 360 // 60} minutes late"
         yield Line(f"{what} {minutes} / at once", "", ratio(found["late"], found["aware"]))
@@ -128,11 +134,13 @@ def stable(scale: Scale) -> Iterator[Line]:
         "agnostic": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds()),
         "aware, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
         "agnostic, restarts": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds(restart=RESTART)),
+        "aware, no quanta": (GavelLas(NO_QUANTA), fixed_rounds(restart=RESTART)),
     }
     found = _jcts(scale, rate, policies)
     what = f"LAS, single, {BELOW_LIMIT:g} of the limit with equal time on all types ({rate:.2f} jobs/h):"
     yield Line(f"{what} average JCT, aware", "", found["aware"], "h")
     yield Line(f"{what} average JCT, aware, {RESTARTS}", "", found["aware, restarts"], "h")
+    yield Line(f"{what} average JCT, aware, {RESTARTS}, no quanta", "", found["aware, no quanta"], "h")
     yield Line(f"{what} agnostic / aware", "", ratio(found["agnostic"], found["aware"]))
     yield Line(f"{what} agnostic / aware, {RESTARTS}", "", ratio(found["agnostic, restarts"], found["aware, restarts"]))
 

@@ -144,8 +144,8 @@ class Code(enum.StrEnum):
     APP_NOT_ADMITTED = "app_not_admitted", "The admitted apps ask for more GPUs than the admission threshold."
 
     # Shares of time.
-    TIME_SHARE_TURN = "time_share_turn", "The job has received less than its share of time, so it runs this round."
-    TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."
+    TIME_SHARE_TURN = "time_share_turn", "By its share of time the job is due, so it runs this round."
+    TIME_SHARE_WAIT = "time_share_wait", "By their shares of time others are due first."
     TIME_SHARES_DEGRADED = (
         "time_shares_degraded",
         "The policy's program could not be solved, so time shares come from a substitute.",

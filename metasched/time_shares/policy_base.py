@@ -10,7 +10,8 @@ What ``TimeSharePolicy.decide`` does in a round:
    Otherwise that many rounds after the round in which they were computed, by ``decide`` itself or by ``precompute`` in
    a background process; meanwhile they are *pending*, the earlier time shares hold, and jobs without a time share have
    an equal one (``equal_shares``).
-5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round.
+5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round. Those that run
+   already are preferred for a quantum (``round_mechanism.prefer_running``).
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
 Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
@@ -51,6 +52,7 @@ from metasched.time_shares.round_mechanism import (
     from_rows,
     gpu_type_of,
     of_present_jobs,
+    prefer_running,
     priorities,
     to_rows,
 )
@@ -84,6 +86,10 @@ class TimeShareParameters(PolicyParameters):
     carry: bool = True
     """Whether deficits from earlier time shares decide the order of combinations. Without, as in the public code, they
     only order equal priorities, and small time shares starve where time shares are recomputed in every round.
+    """
+    quantum_restarts: float = Field(default=20.0, ge=0)
+    """Length of a quantum, for which a running job keeps its GPUs although others are due, in restarts of the job; at
+    most 10 rounds. 0, as in the paper: none. Only with ``carry``, and for jobs with known restarts.
     """
     heed_speeds: bool = True
     """Whether time shares are also recomputed when the known speed of a job, or of a pair on the same GPUs, changes:
@@ -186,6 +192,8 @@ class TimeSharePolicy(Policy):
             earlier = frozenset(computed_for["jobs"] if computed_for else ())
             candidates = with_all_pairs(inputs, candidates, earlier, PRIOR_ROUNDS * snapshot.round_seconds)
         priority = priorities(accounts, snapshot.round_seconds, carry=self.parameters.carry)
+        if self.parameters.carry and (restarts := self.parameters.quantum_restarts):
+            priority = prefer_running(priority, accounts, snapshot.job, restarts, snapshot.round_seconds)
         round_grants = choose(
             accounts,
             candidates,

@@ -17,6 +17,9 @@ The order by priority is that of stride scheduling (Waldspurger and Weihl, 1995)
 is due for the next one at (r + 0.5) / share, in rounds since the time shares came into force. With ``carry``, r is the
 received time less the deficit. A combination is then due at the same time whether its time shares are renewed in every
 round or never: for the first time after 0.5 / share rounds. ``deficits`` has the rules for deficits at a renewal.
+
+Beyond the paper: ``prefer_running`` lets a running combination keep its GPUs for a *quantum* of several rounds. Jobs
+that alternate in every round would spend much of it on restarts.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ Seconds = ByCombination
 
 Priorities = ByCombination
 """Priority by combination and worker type, higher first; ``NO_PRIORITY`` where there is no entry."""
+
+LONGEST_QUANTUM = 10.0
+"""Rounds of a quantum at most: the surplus that a renewal of time shares carries over in full."""
 
 NO_PRIORITY = -math.inf
 """Priority of a combination on a worker type of which it has no time share."""
@@ -265,6 +271,39 @@ def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = Fa
                 by_type[worker_type] = -(net / round_seconds + PRIOR_ROUNDS) / part
             elif part > 0:
                 by_type[worker_type] = part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
+    return found
+
+
+def prefer_running(
+    priority: Priorities, accounts: TimeAccounts, jobs: Mapping[str, Job], restarts: float, round_seconds: float
+) -> Priorities:
+    """The priorities, with running combinations due a quantum earlier on the worker type on which they run.
+
+    A quantum is as long as ``restarts`` restarts of the combination, at most ``LONGEST_QUANTUM`` rounds. A running
+    combination thus keeps its GPUs until it has received a quantum more than its time share. Where combinations
+    alternate, about one part in ``restarts`` of their time is then spent on restarts.
+
+    Args:
+        priority: the ``priorities`` of these accounts, with ``carry``.
+        accounts: with the grants of the last round.
+        jobs: the present jobs by uid; a job without a known restart has no quantum.
+        restarts: length of a quantum, in restarts.
+        round_seconds: regular seconds of a round.
+    """
+    found = dict(priority)
+    for combination in accounts.granted:
+        by_type, members = priority.get(combination), [jobs[uid] for uid in combination if uid in jobs]
+        if by_type is None or len(members) < len(combination):
+            continue
+        place, restart = members[0].placement, max(job.restart_seconds or 0.0 for job in members)
+        if place is None or place.gpu_type is None or not restart:
+            continue
+        unconsolidated = combination[0] in accounts.unconsolidated
+        worker_type = place.gpu_type + UNCONSOLIDATED if unconsolidated else place.gpu_type
+        if worker_type in by_type:
+            quantum = min(restarts * restart / round_seconds, LONGEST_QUANTUM)
+            part = accounts.shares[combination][worker_type]
+            found[combination] = {**by_type, worker_type: by_type[worker_type] + quantum / part}
     return found
 
 

@@ -40,6 +40,7 @@ TIME_SHARES = (
     {"recompute_seconds": 100.0, "carry": False},
     {"heed_speeds": False, "fill_pairs": True},
     {"types_in_turn": ("v100", "a100"), "shuffle_types": True},
+    {"quantum_restarts": 1e6, "recompute_rounds": 2},
 )
 GAVEL = (*TIME_SHARES, {"aware": False}, {"placement": True}, {"unknown_seconds": 1e-3})
 ELASTIC = ({"elastic": False},)
