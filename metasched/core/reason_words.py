@@ -333,6 +333,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.CPU_ONLY: "it needs no GPU, and runs where CPUs are free",
     Code.NEXT_ROUND: "it waits for the next round",
     Code.TIME_SHARE_TURN: lambda gpu_type, shares: f"its turn on {gpu_type}: {_shares(shares)}",
+    Code.TIME_SHARE_QUANTUM: lambda gpu_type, shares: f"within its quantum on {gpu_type}: {_shares(shares)}",
     Code.TIME_SHARE_WAIT: lambda shares: f"not its turn: {_shares(shares)}",
     Code.TIME_SHARES_DEGRADED: lambda substitute: (
         "the policy's program could not be solved, and time shares come from "

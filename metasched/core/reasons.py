@@ -145,7 +145,8 @@ class Code(enum.StrEnum):
 
     # Shares of time.
     TIME_SHARE_TURN = "time_share_turn", "By its share of time the job is due, so it runs this round."
-    TIME_SHARE_WAIT = "time_share_wait", "By their shares of time others are due first."
+    TIME_SHARE_QUANTUM = "time_share_quantum", "The job's run is within its quantum, so it keeps its GPUs."
+    TIME_SHARE_WAIT = "time_share_wait", "By their shares of time others are due first, or are within their quantum."
     TIME_SHARES_DEGRADED = (
         "time_shares_degraded",
         "The policy's program could not be solved, so time shares come from a substitute.",

@@ -10,8 +10,7 @@ What ``TimeSharePolicy.decide`` does in a round:
    Otherwise that many rounds after the round in which they were computed, by ``decide`` itself or by ``precompute`` in
    a background process; meanwhile they are *pending*, the earlier time shares hold, and jobs without a time share have
    an equal one (``equal_shares``).
-5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round. Those that run
-   already are preferred for a quantum (``round_mechanism.prefer_running``).
+5. Round grants (``candidates``, ``granting``): the combinations that run in this round.
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
 Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
@@ -37,22 +36,22 @@ from metasched.time_shares.allocation_inputs import AllocationInputs, allocation
 from metasched.time_shares.candidates import candidates_of, with_all_pairs
 from metasched.time_shares.deficits import carried_over
 from metasched.time_shares.equal_shares import equal_shares
+from metasched.time_shares.granting import choose, runs_within_quantum
 from metasched.time_shares.recomputation import has_changed, pair_speeds
 from metasched.time_shares.round_mechanism import (
     ACCOUNTS,
     COMPUTED_FOR,
     NO_PRIORITY,
     PRIOR_ROUNDS,
+    Combination,
     Priorities,
     RoundGrant,
     TimeAccounts,
     TimeShares,
     as_single_combinations,
-    choose,
     from_rows,
     gpu_type_of,
     of_present_jobs,
-    prefer_running,
     priorities,
     to_rows,
 )
@@ -88,7 +87,7 @@ class TimeShareParameters(PolicyParameters):
     only order equal priorities, and small time shares starve where time shares are recomputed in every round.
     """
     quantum_restarts: float = Field(default=20.0, ge=0)
-    """Length of a quantum, for which a running job keeps its GPUs although others are due, in restarts of the job; at
+    """Length of a run's quantum, in which no other job takes its GPUs although it is due: in restarts of the job, at
     most 10 rounds. 0, as in the paper: none. Only with ``carry``, and for jobs with known restarts.
     """
     heed_speeds: bool = True
@@ -135,6 +134,11 @@ class TimeSharePolicy(Policy):
     def time_slicing(self) -> bool:
         """Whether the two jobs of a pair are time-sliced on their GPUs, instead of running at once."""
         return False
+
+    @property
+    def quantum_restarts(self) -> float:
+        """Length of a quantum, in restarts; 0 for no quanta."""
+        return self.parameters.quantum_restarts if self.parameters.carry else 0.0
 
     @property
     def solves_in_background(self) -> bool:
@@ -192,13 +196,15 @@ class TimeSharePolicy(Policy):
             earlier = frozenset(computed_for["jobs"] if computed_for else ())
             candidates = with_all_pairs(inputs, candidates, earlier, PRIOR_ROUNDS * snapshot.round_seconds)
         priority = priorities(accounts, snapshot.round_seconds, carry=self.parameters.carry)
-        if self.parameters.carry and (restarts := self.parameters.quantum_restarts):
-            priority = prefer_running(priority, accounts, snapshot.job, restarts, snapshot.round_seconds)
+        within_quantum = runs_within_quantum(
+            accounts, snapshot.job, snapshot.now, self.quantum_restarts, snapshot.round_seconds
+        )
         round_grants = choose(
             accounts,
             candidates,
             inputs.capacity,
             priority,
+            within_quantum=within_quantum,
             types_in_turn=types,
             fill=self.fills,
             nodes=inputs.node_gpus,
@@ -210,6 +216,7 @@ class TimeSharePolicy(Policy):
             _Reasons(accounts, types),
             round_grants,
             priority,
+            within_quantum=within_quantum,
             fill=self.fills,
             time_slicing=self.time_slicing,
         )
@@ -317,6 +324,7 @@ def _decision(
     round_grants: Sequence[RoundGrant],
     priority: Priorities,
     *,
+    within_quantum: Mapping[Combination, str],
     fill: bool,
     time_slicing: bool,
 ) -> Decision:
@@ -332,7 +340,8 @@ def _decision(
         # A consolidated round was granted for the speed on few nodes. For an unconsolidated round few are preferred.
         consolidated = () if granted.unconsolidated else inputs.consolidated(first).get(granted.gpu_type, ())
         most = len(consolidated) or None
-        reason = reasons.round_grant(first, granted.gpu_type)
+        in_quantum = within_quantum.get(granted.combination) == granted.worker_type
+        reason = reasons.round_grant(first, granted.gpu_type, in_quantum=in_quantum)
         others = inputs.other_types(first, granted.gpu_type) if fill and not guests else ()
         host = Grant(first, granted.gpus, reason, gpu_type=granted.gpu_type, max_nodes=most, other_types=others)
         grants.append(host)
@@ -410,9 +419,10 @@ class _Reasons:
                     self._shares[uid] = share
         self._in_percent: dict[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]] = {}
 
-    def round_grant(self, uid: str, gpu_type: str) -> Reason:
-        """The reason of a job with a round grant on a GPU type."""
-        return Reason(Code.TIME_SHARE_TURN, (("gpu_type", gpu_type), ("shares", self._percents(uid))))
+    def round_grant(self, uid: str, gpu_type: str, *, in_quantum: bool) -> Reason:
+        """The reason of a job with a round grant on a GPU type, whose run there is within its quantum or is not."""
+        code = Code.TIME_SHARE_QUANTUM if in_quantum else Code.TIME_SHARE_TURN
+        return Reason(code, (("gpu_type", gpu_type), ("shares", self._percents(uid))))
 
     def wait(self, uid: str, worker_types: Iterable[str]) -> Reason:
         """The reason of a job that can run on these worker types, and has no round grant."""

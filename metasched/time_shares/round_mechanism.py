@@ -6,7 +6,7 @@ Source: Narayanan et al., OSDI 2020, sections 3.2 and 5, Algorithm 1, Figure 5. 
     if the policy computed new time shares:
         accounts = accounts.renew(time_shares, now)   # deficits of the old time shares are carried over
     priority[c][t] = share[c][t] / (received[c][t] / round_seconds + 0.5)
-    for (c, t) by priority, deficit, share, descending:       # ``choose``
+    for (c, t) by priority, deficit, share, descending:       # ``granting.choose``
         grant c the round on worker type t, if its GPUs are free and none of its jobs has a round grant yet
     accounts = accounts.assign(round_grants)          # the time of this round will be received on their accounts
 
@@ -17,16 +17,12 @@ The order by priority is that of stride scheduling (Waldspurger and Weihl, 1995)
 is due for the next one at (r + 0.5) / share, in rounds since the time shares came into force. With ``carry``, r is the
 received time less the deficit. A combination is then due at the same time whether its time shares are renewed in every
 round or never: for the first time after 0.5 / share rounds. ``deficits`` has the rules for deficits at a renewal.
-
-Beyond the paper: ``prefer_running`` lets a running combination keep its GPUs for a *quantum* of several rounds. Jobs
-that alternate in every round would spend much of it on restarts.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -47,9 +43,6 @@ Seconds = ByCombination
 
 Priorities = ByCombination
 """Priority by combination and worker type, higher first; ``NO_PRIORITY`` where there is no entry."""
-
-LONGEST_QUANTUM = 10.0
-"""Rounds of a quantum at most: the surplus that a renewal of time shares carries over in full."""
 
 NO_PRIORITY = -math.inf
 """Priority of a combination on a worker type of which it has no time share."""
@@ -82,6 +75,7 @@ class TimeAccounts:
         attained: by uid, the job's attained service at the last ``record_received``, GPU-seconds by GPU type.
         granted: the combinations with a grant of the present round.
         unconsolidated: uids of their jobs whose grant is of an unconsolidated worker type.
+        gap_fillers: those of them whose GPUs did not suffice for a combination of higher priority.
     """
 
     shares: TimeShares = field(default_factory=dict)
@@ -92,6 +86,7 @@ class TimeAccounts:
     attained: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     granted: tuple[Combination, ...] = ()
     unconsolidated: tuple[str, ...] = ()
+    gap_fillers: frozenset[Combination] = frozenset()
 
     def record_received(self, jobs: Iterable[Job]) -> Self:
         """Add the time that jobs received since the last call, and drop combinations with a job that is gone.
@@ -173,7 +168,12 @@ class TimeAccounts:
     def assign(self, round_grants: Sequence[RoundGrant]) -> Self:
         """Record which combinations are granted the round, so that its time is received on their accounts."""
         unconsolidated = tuple(uid for grant in round_grants if grant.unconsolidated for uid in grant.combination)
-        return replace(self, granted=tuple(grant.combination for grant in round_grants), unconsolidated=unconsolidated)
+        return replace(
+            self,
+            granted=tuple(grant.combination for grant in round_grants),
+            unconsolidated=unconsolidated,
+            gap_fillers=frozenset(grant.combination for grant in round_grants if grant.fills_gap),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The accounts as JSON-compatible data, under the keys of stored states."""
@@ -186,6 +186,7 @@ class TimeAccounts:
             STORED_NAMES["attained"]: dict(self.attained),
             STORED_NAMES["granted"]: [list(combination) for combination in self.granted],
             STORED_NAMES["unconsolidated"]: list(self.unconsolidated),
+            "gap_fillers": sorted(map(list, self.gap_fillers)),
         }
 
     @classmethod
@@ -204,6 +205,7 @@ class TimeAccounts:
             attained=data[STORED_NAMES["attained"]],
             granted=tuple(tuple(combination) for combination in data[STORED_NAMES["granted"]]),
             unconsolidated=tuple(data.get(STORED_NAMES["unconsolidated"], ())),
+            gap_fillers=frozenset(map(tuple, data.get("gap_fillers", ()))),
         )
 
 
@@ -235,12 +237,19 @@ class RoundGrant:
         gpu_type: the GPU type.
         gpus: number of GPUs.
         unconsolidated: whether the GPUs may be on more nodes than needed, at the cost of speed.
+        fills_gap: whether the GPUs did not suffice for a combination of higher priority.
     """
 
     combination: Combination
     gpu_type: str
     gpus: int
     unconsolidated: bool = False
+    fills_gap: bool = False
+
+    @property
+    def worker_type(self) -> str:
+        """The worker type: the GPU type, marked where the GPUs may be on more nodes than needed."""
+        return self.gpu_type + UNCONSOLIDATED if self.unconsolidated else self.gpu_type
 
 
 def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = False) -> Priorities:
@@ -272,132 +281,6 @@ def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = Fa
             elif part > 0:
                 by_type[worker_type] = part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
     return found
-
-
-def prefer_running(
-    priority: Priorities, accounts: TimeAccounts, jobs: Mapping[str, Job], restarts: float, round_seconds: float
-) -> Priorities:
-    """The priorities, with running combinations due a quantum earlier on the worker type on which they run.
-
-    A quantum is as long as ``restarts`` restarts of the combination, at most ``LONGEST_QUANTUM`` rounds. A running
-    combination thus keeps its GPUs until it has received a quantum more than its time share. Where combinations
-    alternate, about one part in ``restarts`` of their time is then spent on restarts.
-
-    Args:
-        priority: the ``priorities`` of these accounts, with ``carry``.
-        accounts: with the grants of the last round.
-        jobs: the present jobs by uid; a job without a known restart has no quantum.
-        restarts: length of a quantum, in restarts.
-        round_seconds: regular seconds of a round.
-    """
-    found = dict(priority)
-    for combination in accounts.granted:
-        by_type, members = priority.get(combination), [jobs[uid] for uid in combination if uid in jobs]
-        if by_type is None or len(members) < len(combination):
-            continue
-        place, restart = members[0].placement, max(job.restart_seconds or 0.0 for job in members)
-        if place is None or place.gpu_type is None or not restart:
-            continue
-        unconsolidated = combination[0] in accounts.unconsolidated
-        worker_type = place.gpu_type + UNCONSOLIDATED if unconsolidated else place.gpu_type
-        if worker_type in by_type:
-            quantum = min(restarts * restart / round_seconds, LONGEST_QUANTUM)
-            part = accounts.shares[combination][worker_type]
-            found[combination] = {**by_type, worker_type: by_type[worker_type] + quantum / part}
-    return found
-
-
-def choose(
-    accounts: TimeAccounts,
-    candidates: Sequence[Candidate],
-    capacity: Mapping[str, int],
-    priority: Priorities,
-    *,
-    types_in_turn: Sequence[str] = (),
-    fill: bool = True,
-    nodes: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[RoundGrant, ...]:
-    """Grant one round by Algorithm 1: highest priority first, each job at most once, as far as GPUs are free.
-
-    Equal priorities are ordered by the larger deficit, then by the larger time share, then by candidate.
-
-    Args:
-        accounts: time shares and deficits.
-        candidates: combinations that could run, with their worker types.
-        capacity: GPUs by GPU type.
-        priority: the ``priorities`` of these accounts.
-        types_in_turn: GPU types that are filled one after the other, and no others; empty: the highest priority over
-            all types.
-        fill: whether GPUs that remain go to combinations without a time share there.
-        nodes: by GPU type, the GPUs of each node: combinations that may run unconsolidated run consolidated only as
-            far as these suffice. None where worker types are GPU types alone.
-
-    Returns:
-        The round grants, in the order in which they were chosen.
-    """
-    rank = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
-    entries: list[tuple[int, float, float, float, int, str]] = []
-    nothing: Mapping[str, float] = {}
-    for i, candidate in enumerate(candidates):
-        combination = candidate.combination
-        by_type, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
-        share = accounts.shares.get(combination, nothing)
-        for worker_type in candidate.worker_types:
-            turn_rank = rank.get(gpu_type_of(worker_type)) if rank else 0
-            if (worker_type in by_type or fill) and turn_rank is not None:
-                value = by_type.get(worker_type, NO_PRIORITY)
-                surplus = -deficit.get(worker_type, 0.0) - candidate.credit
-                entries.append((turn_rank, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
-    entries.sort()
-    free = dict(capacity)
-    free_by_node = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
-    left = sum(free.values())
-    busy: set[str] = set()
-    round_grants = []
-    for *_, i, worker_type in entries:
-        if not left:
-            break
-        combination, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(worker_type)
-        # an unconsolidated grant takes no node here: the placement finds its GPUs wherever they are
-        consolidated = candidates[i].consolidated.get(gpu_type, ()) if worker_type == gpu_type else ()
-        fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(combination)
-        if fits and (not consolidated or _occupy_nodes(free_by_node.get(gpu_type, []), consolidated)):
-            free[gpu_type] -= gpus
-            left -= gpus
-            busy.update(combination)
-            round_grants.append(RoundGrant(combination, gpu_type, gpus, unconsolidated=worker_type != gpu_type))
-    return tuple(round_grants)
-
-
-def _occupy_nodes(free: list[int], gpus_per_node: tuple[int, ...]) -> bool:
-    """Subtract a job's GPUs from as many nodes as its placement has, if that is possible; whether that was done.
-
-    The same number on each node is taken from the fullest nodes that can hold it. Other placements take all GPUs of the
-    emptiest nodes, as the placement does, and the rest of the fullest node that can hold it.
-
-    Args:
-        free: free GPUs of each node, ascending; kept sorted.
-        gpus_per_node: the job's GPUs on each of its nodes, descending.
-    """
-    each, nodes = gpus_per_node[0], len(gpus_per_node)
-    if gpus_per_node[-1] == each:
-        first = bisect_left(free, each)
-        if len(free) - first < nodes:
-            return False
-        for number in range(first, first + nodes):
-            free[number] -= each
-    else:
-        left, last = sum(gpus_per_node), len(free) - nodes
-        if last < 0 or sum(free[last:]) < left:
-            return False
-        number = len(free) - 1
-        while free[number] < left:
-            left -= free[number]
-            free[number] = 0
-            number -= 1
-        free[bisect_left(free, left, hi=number + 1)] -= left
-    free.sort()
-    return True
 
 
 def gpu_type_of(worker_type: str) -> str:

@@ -321,6 +321,11 @@ class GavelCost(GavelPolicy):
     fills: ClassVar[bool] = False
     types_alike: ClassVar[bool] = False
 
+    @property
+    def quantum_restarts(self) -> float:
+        """None with deadlines: a job may need its GPUs before the quanta of others end."""
+        return 0.0 if self.parameters.slos else super().quantum_restarts
+
     def class_key(self) -> ClassKey:
         """A job with a deadline is a class of its own."""
         return lambda job: job.uid if self.parameters.slos and job.slo_seconds is not None else None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.time_shares import round_mechanism
+from metasched.time_shares import granting
 from metasched.time_shares.round_mechanism import (
     Candidate,
     TimeAccounts,
@@ -29,7 +29,7 @@ def single(uid, gpus=1, worker_types=("v100", "k80")):
 
 
 def choose(accounts, candidates, capacity, **more):
-    return round_mechanism.choose(accounts, candidates, capacity, priorities(accounts, ROUND), **more)
+    return granting.choose(accounts, candidates, capacity, priorities(accounts, ROUND), **more)
 
 
 def chosen(round_grants):

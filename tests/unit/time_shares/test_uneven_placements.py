@@ -10,11 +10,11 @@ from metasched.core import reason_words
 from metasched.core.model import Node, Preempt, Snapshot, Status
 from metasched.scheduling.engine import run_round
 from metasched.time_shares.allocation_inputs import allocation_inputs
+from metasched.time_shares.granting import choose
 from metasched.time_shares.round_mechanism import (
     Candidate,
     TimeAccounts,
     as_single_combinations,
-    choose,
     priorities,
 )
 from policies.gavel.policies import GavelLas, GavelLasParameters

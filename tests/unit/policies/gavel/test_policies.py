@@ -17,7 +17,8 @@ from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.allocation_inputs import allocation_inputs
-from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, as_single_combinations, choose, priorities
+from metasched.time_shares.granting import choose
+from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, as_single_combinations, priorities
 from policies.gavel.job_classes import JobClasses
 from policies.gavel.pair_times import divide_pair, pair_off, split_in_halves
 from policies.gavel.policies import (

@@ -1,0 +1,36 @@
+"""Under policies of time shares, the runs of a job whose restarts are measured have a quantum."""
+
+import pytest
+
+from metasched.devcluster import NodeGroup
+from tests.slurm.conftest import JOB_SUBMIT
+from tests.slurm.site import Site
+
+ROUND = 3  # seconds, as the site is configured
+
+
+@pytest.fixture
+def one_gpu(make_cluster):
+    """A Site on one node with one GPU."""
+    made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100"),), job_submit=JOB_SUBMIT))
+    yield made
+    made.close()
+
+
+def test_trainings_that_alternate_run_for_several_rounds_once_their_restarts_are_measured(one_gpu):
+    """At first they alternate in every round; a quantum, the least of 20 restarts and 10 rounds, is more than six."""
+    one_gpu.configure(policy="gavel_las")
+    one_gpu.start()
+    one_gpu.wait(one_gpu.status)
+    jobs = [one_gpu.train("--epochs 100000 --step-seconds 0.05", "--gres=gpu:1")[0] for _ in range(2)]
+    one_gpu.wait(lambda: all(map(one_gpu.job, jobs)))
+    uids = [one_gpu.job(job).uid for job in jobs]
+
+    def lengths():
+        """The seconds of each run that the daemon has stopped, in the order of their ends."""
+        with one_gpu.store() as store:
+            runs = [run for uid in uids for run in store.runs(uid) if run.stop_requested and run.ended]
+        return [run.stop_requested - run.started for run in sorted(runs, key=lambda run: run.ended)]
+
+    one_gpu.wait(lambda: max(lengths(), default=0) > 6 * ROUND)
+    assert lengths()[0] < 4 * ROUND
