@@ -86,9 +86,7 @@ def test_a_small_share_has_its_first_round_a_quantum_later_at_most():
 )
 def test_received_time_deviates_from_time_shares_by_quanta_at_most(weights, restarts):
     """Whatever the shares: no job is a quantum and two rounds ahead, or the others' quanta and two rounds behind."""
-    jobs = [
-        costly(f"j{i}", restart, weight=float(weight)) for i, (weight, restart) in enumerate(zip(weights, restarts, strict=False))
-    ]
+    jobs = [costly(f"j{i}", restarts[i], weight=float(weight)) for i, weight in enumerate(weights)]
     rounds = Rounds(GavelLas(), cluster(v100=1), {0: jobs})
     for passed in range(1, 61):
         rounds.step()
