@@ -26,7 +26,7 @@ from statistics import fmean
 
 from contrib.benchmarks import common
 from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDICTABLE, WRONG
-from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
+from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure, without_quanta
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
 from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
@@ -190,9 +190,9 @@ def compared_policies() -> dict[str, Policy]:
         "ares": Ares(),
         "ares, leftovers none": Ares(AresParameters(leftovers="none")),
         "ares, leftovers faster": Ares(AresParameters(leftovers="faster")),
-        "gavel": GavelLas(),
-        "themis": GavelFinishTimeFairness(),
-        "allox": AlloX(),
+        "gavel": without_quanta(GavelLas),
+        "themis": without_quanta(GavelFinishTimeFairness),
+        "allox": without_quanta(AlloX),
         "tiresias": Las(TIRESIAS),
         "optimus": Optimus(),
         "srtf": Srtf(),
@@ -287,8 +287,8 @@ def demands(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[st
     needing: dict[str, Policy] = {
         "ares": Ares(),
         "srtf": Srtf(),
-        "allox": AlloX(),
-        "themis": GavelFinishTimeFairness(),
+        "allox": without_quanta(AlloX),
+        "themis": without_quanta(GavelFinishTimeFairness),
     }
     for name, workloads in sets.items():
         row = Row.mean([_row(results, one, Las(TIRESIAS)) for one in workloads])

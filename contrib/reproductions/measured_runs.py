@@ -11,6 +11,7 @@ from metasched.core.policy import Policy
 from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Outcome, Settings, Workload
 from metasched.simulator.simulation import simulate
+from metasched.time_shares.policy_base import TimeSharePolicy
 
 HOUR = 3600.0
 
@@ -36,6 +37,11 @@ def simulate_and_measure(
         f"JCT {jct_hours(metrics):.2f} h, {metrics.unfinished} unfinished, {time.perf_counter() - begun:.0f} s"
     )
     return outcome, metrics
+
+
+def without_quanta(policy: type[TimeSharePolicy]) -> TimeSharePolicy:
+    """A policy of time shares as in its paper, without quanta (``metasched.time_shares.granting``)."""
+    return policy(policy.Parameters.model_validate({"quantum_restarts": 0.0}))
 
 
 def jct_hours(metrics: Metrics) -> float:

@@ -23,6 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
+from contrib.reproductions.measured_runs import without_quanta
 from contrib.reproductions.parity_rows.pollux import NODES, SETTINGS, TIRESIAS
 from contrib.reproductions.pollux_iteration import fitted
 from contrib.reproductions.published_loops.pollux import PolluxLoop
@@ -152,7 +153,7 @@ class Case:
             "pollux": lambda: Pollux(PolluxParameters(**dict(self.parameters))),
             "optimus": Optimus,
             "tiresias": lambda: Las(TIRESIAS),
-            "gavel": GavelLas,
+            "gavel": lambda: without_quanta(GavelLas),
         }
         return made[self.policy]()
 

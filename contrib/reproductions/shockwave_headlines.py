@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contrib.benchmarks import common
+from contrib.reproductions.measured_runs import without_quanta
 from contrib.reproductions.replayed_batches import RecordingPollux, replayed
 from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
 from metasched.core.model import Decision, Node, Placement, Snapshot
@@ -65,12 +66,12 @@ DYNAMIC = "all dynamic"
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "shockwave": Shockwave,
     "themis": Themis,
-    "gavel_ftf": GavelFinishTimeFairness,
-    "gavel_las": GavelLas,
-    "allox": AlloX,
-    "max_sum_throughput": MaxSumThroughput,
-    "gandiva_fair": GandivaFair,
-    "gavel_makespan": GavelMakespan,
+    "gavel_ftf": lambda: without_quanta(GavelFinishTimeFairness),
+    "gavel_las": lambda: without_quanta(GavelLas),
+    "allox": lambda: without_quanta(AlloX),
+    "max_sum_throughput": lambda: without_quanta(MaxSumThroughput),
+    "gandiva_fair": lambda: without_quanta(GandivaFair),
+    "gavel_makespan": lambda: without_quanta(GavelMakespan),
 }
 """The paper's Gavel is ``gavel_las``, MST ``max_sum_throughput``, and OSSP ``gavel_makespan``."""
 TRACE_POLICIES = ("shockwave", "themis", "gavel_ftf", "gavel_las", "allox")

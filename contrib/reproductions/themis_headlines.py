@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from contrib.benchmarks import common
+from contrib.reproductions.measured_runs import without_quanta
 from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import Policy
@@ -118,7 +119,7 @@ class Case:
             "slaq": Slaq,
             "srtf": lambda: Srtf(ShortestParameters(by_app=True)),
             "srsf": lambda: Srsf(ShortestParameters(by_app=True)),
-            "gavel_ftf": GavelFinishTimeFairness,
+            "gavel_ftf": lambda: without_quanta(GavelFinishTimeFairness),
         }
         return made[self.policy]()
 
