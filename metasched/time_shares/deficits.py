@@ -12,8 +12,14 @@ FULL_ROUNDS = 10.0
 
 
 def carried_over(
-    deficit: Seconds, shares: TimeShares, gpus: Mapping[str, int], elapsed: float, round_seconds: float
-) -> Seconds:
+    deficit: Seconds,
+    shares: TimeShares,
+    gpus: Mapping[str, int],
+    elapsed: float,
+    round_seconds: float,
+    *,
+    advances: Seconds | None = None,
+) -> tuple[Seconds, Seconds]:
     """The deficits with which new time shares begin, from the deficits under the old ones (negative: surplus).
 
     1. A deficit or surplus of more than ``FULL_ROUNDS`` fades, so that a job that no node could run for a day does not
@@ -22,6 +28,8 @@ def carried_over(
        with other co-runners.
     3. A surplus counts as far as other combinations with a time share of that GPU type have a deficit there: time on
        GPUs that would have been idle is no surplus.
+    4. The part of a surplus that was received in advance counts in any case, as the combinations that waited then may
+       have ended since. Without a time share it follows its jobs, as a deficit does.
 
     Args:
         deficit: seconds by combination and worker type.
@@ -29,13 +37,40 @@ def carried_over(
         gpus: GPUs of each job, by uid; the two jobs of a pair have equally many.
         elapsed: seconds for which the old time shares were in force.
         round_seconds: regular seconds of a round.
+        advances: seconds received in advance, by combination and worker type; none by default.
+
+    Returns:
+        The deficits, and the part of their surpluses that was received in advance.
     """
     most = FULL_ROUNDS * round_seconds
     faded = {
         combination: {worker_type: _faded(seconds, elapsed, most) for worker_type, seconds in times.items()}
         for combination, times in deficit.items()
     }
-    return _without_idle_time(_following_jobs(faded, shares), shares, gpus)
+    before = _within_surplus(advances or {}, faded)
+    in_advance = _following_jobs(before, shares)
+    followed = {combination: dict(times) for combination, times in _following_jobs(faded, shares).items()}
+    for combination, times in in_advance.items():
+        total, stayed = followed.setdefault(combination, {}), before.get(combination, {})
+        for worker_type, seconds in times.items():
+            has_share = shares.get(combination, {}).get(worker_type, 0.0) > 0
+            moved = seconds - (stayed.get(worker_type, 0.0) if has_share else 0.0)
+            total[worker_type] = total.get(worker_type, 0.0) - moved
+    found = _without_idle_time(followed, shares, gpus, in_advance)
+    return found, _within_surplus(in_advance, found)
+
+
+def _within_surplus(advances: Seconds, deficit: Seconds) -> Seconds:
+    """The seconds received in advance that are still surplus, by combination and worker type."""
+    left = {
+        combination: {
+            worker_type: min(seconds, -deficit.get(combination, {}).get(worker_type, 0.0))
+            for worker_type, seconds in times.items()
+            if deficit.get(combination, {}).get(worker_type, 0.0) < 0
+        }
+        for combination, times in advances.items()
+    }
+    return {combination: times for combination, times in left.items() if times}
 
 
 def _faded(seconds: float, elapsed: float, most: float) -> float:
@@ -81,10 +116,10 @@ def _seconds_per_share(moving: Mapping[str, Mapping[str, float]], shares: TimeSh
     return {uid: sum(moving[uid].values()) / part for uid, part in total.items() if part > 0}
 
 
-def _without_idle_time(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, int]) -> Seconds:
+def _without_idle_time(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, int], advances: Seconds) -> Seconds:
     """The deficits, with surpluses reduced to the deficits of other combinations with a time share of that GPU type.
 
-    The GPU-seconds of all surpluses of a GPU type are reduced in proportion.
+    The GPU-seconds of all surpluses of a GPU type are reduced in proportion, none below what was received in advance.
     """
     over: dict[str, float] = {}  # GPU-seconds by GPU type
     short: dict[str, float] = {}
@@ -96,7 +131,12 @@ def _without_idle_time(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, 
     part = {gpu_type: min(short.get(gpu_type, 0.0) / amount, 1.0) for gpu_type, amount in over.items() if amount > 0}
     return {
         combination: {
-            worker_type: seconds if seconds > 0 else seconds * part.get(gpu_type_of(worker_type), 0.0)
+            worker_type: seconds
+            if seconds > 0
+            else min(
+                seconds * part.get(gpu_type_of(worker_type), 0.0),
+                -min(-seconds, advances.get(combination, {}).get(worker_type, 0.0)),
+            )
             for worker_type, seconds in times.items()
         }
         for combination, times in deficit.items()

@@ -11,7 +11,8 @@ for those of later ones: it would wait for ever beside short jobs that come one 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from metasched.core.model import Job
 from metasched.time_shares.round_mechanism import (
@@ -22,8 +23,13 @@ from metasched.time_shares.round_mechanism import (
     Priorities,
     RoundGrant,
     TimeAccounts,
+    TimeShares,
     gpu_type_of,
 )
+
+_Entry = tuple[int, float, float, float, int, str]
+"""A candidate on one of its worker types, sorted by: position in ``types_in_turn``, negative of the priority, surplus,
+negative of the time share, position of the candidate; and the worker type."""
 
 LONGEST_QUANTUM = 10.0
 """Rounds of a quantum at most: no more than the surplus that a renewal carries over in full (``deficits``)."""
@@ -72,9 +78,9 @@ def choose(
 ) -> tuple[RoundGrant, ...]:
     """Grant one round by Algorithm 1: highest priority first, each job at most once, as far as GPUs are free.
 
-    Combinations within their quantum come before all others, gap fillers as said above. They move to another worker
-    type, on which their priority is higher, if GPUs remain there. Equal priorities are ordered by the larger deficit,
-    then by the larger time share, then by candidate.
+    Combinations within their quantum come before all others, gap fillers as said above. They move to a worker type of
+    which they have a larger time share, if GPUs remain there. Equal priorities are ordered by the larger deficit, then
+    by the larger time share, then by candidate.
 
     Args:
         accounts: time shares, deficits, and the gap fillers of the last round.
@@ -94,14 +100,41 @@ def choose(
     held = within_quantum or {}
     entries = _in_order(accounts, candidates, priority, types_in_turn, fill=fill)
     granting = _Granting(capacity, nodes)
-    gap_fillers: dict[str, list[tuple[Candidate, str]]] = {}  # within their quantum, by GPU type
+    gap_fillers = _keep(granting, entries, candidates, held, accounts.gap_fillers)
+    moved = True
+    while moved:
+        _grant_in_order(granting, entries, candidates, gap_fillers)
+        moved = _move_up(granting, candidates, accounts.shares, held)
+    return _with_advances(granting, entries, candidates, priority, held)
+
+
+def _keep(
+    granting: _Granting,
+    entries: Sequence[_Entry],
+    candidates: Sequence[Candidate],
+    held: Mapping[Combination, str],
+    earlier_gap_fillers: Collection[Combination],
+) -> dict[str, list[tuple[Candidate, str]]]:
+    """Grant combinations what they hold; return those that have filled gaps instead, by GPU type."""
+    gap_fillers: dict[str, list[tuple[Candidate, str]]] = {}
     for *_, number, worker_type in entries if held else ():
         candidate = candidates[number]
-        if held.get(candidate.combination) == worker_type:
-            if candidate.combination in accounts.gap_fillers:
-                gap_fillers.setdefault(gpu_type_of(worker_type), []).append((candidate, worker_type))
-            else:
-                granting.grant(candidate, worker_type)
+        if held.get(candidate.combination) != worker_type:
+            continue
+        if candidate.combination in earlier_gap_fillers:
+            gap_fillers.setdefault(gpu_type_of(worker_type), []).append((candidate, worker_type))
+        else:
+            granting.grant(candidate, worker_type)
+    return gap_fillers
+
+
+def _grant_in_order(
+    granting: _Granting,
+    entries: Iterable[_Entry],
+    candidates: Sequence[Candidate],
+    gap_fillers: dict[str, list[tuple[Candidate, str]]],
+) -> None:
+    """Grant GPUs by priority; where they do not suffice for a combination, gap fillers of that GPU type come next."""
     for _, cost, _, _, number, worker_type in entries:
         if not granting.left:
             break
@@ -114,22 +147,59 @@ def choose(
             granting.begin_gap(worker_type)
             for filler, filled in gap_fillers.pop(gpu_type_of(worker_type), ()):
                 granting.grant(filler, filled)
-    if held and granting.left:
-        _move_to_free_gpus(granting, [(candidates[number], worker_type) for *_, number, worker_type in entries], held)
-    return tuple(granting.round_grants.values())
+
+
+def _move_up(
+    granting: _Granting, candidates: Iterable[Candidate], shares: TimeShares, held: Mapping[Combination, str]
+) -> bool:
+    """Move combinations from what they hold to worker types of a larger time share on which GPUs remain.
+
+    A larger time share, not a higher priority: that is highest where a combination has received least, so that it would
+    move, and restart, again and again.
+
+    Returns:
+        Whether any has moved.
+    """
+    moved = False
+    for candidate in candidates if held and granting.left else ():
+        here, share = held.get(candidate.combination), shares.get(candidate.combination, {})
+        if here is None:
+            continue
+        larger = [one for one, part in share.items() if one in candidate.worker_types and part > share[here]]
+        larger.sort(key=lambda one: -share[one])
+        moved |= any(granting.move(candidate, here, worker_type) for worker_type in larger)
+    return moved
+
+
+def _with_advances(
+    granting: _Granting,
+    entries: Iterable[_Entry],
+    candidates: Sequence[Candidate],
+    priority: Priorities,
+    held: Mapping[Combination, str],
+) -> tuple[RoundGrant, ...]:
+    """The round grants, those marked that a combination has in advance, by its quantum alone."""
+    grants = granting.round_grants
+    waiting: dict[str, float] = {}  # the highest priority of combinations that wait, by GPU type
+    for _, cost, _, _, number, worker_type in entries if held else ():
+        if cost < -NO_PRIORITY and not granting.serves(candidates[number]):
+            waiting.setdefault(gpu_type_of(worker_type), -cost)
+    return tuple(
+        replace(one, in_advance=True)
+        if held.get(combination) == one.worker_type
+        and not one.fills_gap
+        and priority[combination][one.worker_type] < waiting.get(one.gpu_type, NO_PRIORITY)
+        else one
+        for combination, one in grants.items()
+    )
 
 
 def _in_order(
     accounts: TimeAccounts, candidates: Sequence[Candidate], priority: Priorities, types: Sequence[str], *, fill: bool
-) -> list[tuple[int, float, float, float, int, str]]:
-    """Each candidate on each of its worker types, the first to be granted first.
-
-    Returns:
-        Position of the GPU type in ``types`` (``types_in_turn`` of ``choose``), negative of the priority, surplus,
-        negative of the time share, position of the candidate, and worker type.
-    """
+) -> list[_Entry]:
+    """Each candidate on each of its worker types, the first to be granted first; ``types`` are ``types_in_turn``."""
     rank = {gpu_type: i for i, gpu_type in enumerate(types)}
-    entries: list[tuple[int, float, float, float, int, str]] = []
+    entries: list[_Entry] = []
     nothing: Mapping[str, float] = {}
     for i, candidate in enumerate(candidates):
         combination = candidate.combination
@@ -143,26 +213,6 @@ def _in_order(
                 entries.append((turn, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
     entries.sort()
     return entries
-
-
-def _move_to_free_gpus(
-    granting: _Granting, entries: Iterable[tuple[Candidate, str]], held: Mapping[Combination, str]
-) -> None:
-    """Move combinations from the worker types that they hold to those of higher priority on which GPUs remain.
-
-    Args:
-        granting: has the grants of all combinations.
-        entries: candidates with one of their worker types each, the highest priority first.
-        held: the worker type that each combination holds.
-    """
-    decided: set[Combination] = set()
-    for candidate, worker_type in entries:
-        combination = candidate.combination
-        here = held.get(combination)
-        if here is None or combination in decided:
-            continue
-        if here == worker_type or granting.move(candidate, here, worker_type):
-            decided.add(combination)
 
 
 class _Granting:
@@ -183,7 +233,7 @@ class _Granting:
 
     def grant(self, candidate: Candidate, worker_type: str) -> bool:
         """Grant the round to a combination if its GPUs are free and none of its jobs has a grant; whether it has."""
-        if not self._busy.isdisjoint(candidate.combination) or not self._occupy(candidate, worker_type):
+        if self.serves(candidate) or not self._occupy(candidate, worker_type):
             return False
         self._busy.update(candidate.combination)
         return True
@@ -197,9 +247,13 @@ class _Granting:
         self.left += before.gpus
         return True
 
+    def serves(self, candidate: Candidate) -> bool:
+        """Whether a job of the combination has a grant."""
+        return not self._busy.isdisjoint(candidate.combination)
+
     def waits(self, candidate: Candidate, worker_type: str) -> bool:
-        """Whether none of a combination's jobs has a grant, and some GPUs of the type are free."""
-        return self._busy.isdisjoint(candidate.combination) and self._free.get(gpu_type_of(worker_type), 0) > 0
+        """Whether no job of the combination has a grant, and some GPUs of the type are free."""
+        return not self.serves(candidate) and self._free.get(gpu_type_of(worker_type), 0) > 0
 
     def begin_gap(self, worker_type: str) -> None:
         """Count all further grants of the GPU type as those of gap fillers."""

@@ -257,7 +257,10 @@ class TimeSharePolicy(Policy):
             return renewed
         gpus = {job.uid: job.gpus for job in inputs.jobs}
         elapsed = max(inputs.now - accounts.since, 0.0)
-        return replace(renewed, deficit=carried_over(renewed.deficit, shares, gpus, elapsed, round_seconds))
+        deficit, advances = carried_over(
+            renewed.deficit, shares, gpus, elapsed, round_seconds, advances=renewed.advances
+        )
+        return replace(renewed, deficit=deficit, advances=advances)
 
     def _dependencies(self, inputs: AllocationInputs) -> Mapping[str, Any]:
         """The inputs on which time shares depend, as JSON-compatible data: when they change, shares are recomputed."""

@@ -76,6 +76,8 @@ class TimeAccounts:
         granted: the combinations with a grant of the present round.
         unconsolidated: uids of their jobs whose grant is of an unconsolidated worker type.
         gap_fillers: those of them whose GPUs did not suffice for a combination of higher priority.
+        in_advance: those of them for which one of higher priority waits, because they are within their quantum.
+        advances: seconds received in advance, which a renewal does not take for time on idle GPUs.
     """
 
     shares: TimeShares = field(default_factory=dict)
@@ -87,6 +89,8 @@ class TimeAccounts:
     granted: tuple[Combination, ...] = ()
     unconsolidated: tuple[str, ...] = ()
     gap_fillers: frozenset[Combination] = frozenset()
+    in_advance: frozenset[Combination] = frozenset()
+    advances: Seconds = field(default_factory=dict)
 
     def record_received(self, jobs: Iterable[Job]) -> Self:
         """Add the time that jobs received since the last call, and drop combinations with a job that is gone.
@@ -108,7 +112,10 @@ class TimeAccounts:
                     new = added.setdefault(combination, {})
                     worker_type = gpu_type + UNCONSOLIDATED if uid in self.unconsolidated else gpu_type
                     new[worker_type] = max(new.get(worker_type, 0.0), seconds)
+        advances = dict(_present(self.advances, present))
         for combination, times in added.items():
+            if combination in self.in_advance:
+                advances[combination] = summed(advances.get(combination, {}), times)
             total = received.setdefault(combination, {})
             for worker_type, seconds in times.items():
                 total[worker_type] = round(total.get(worker_type, 0.0) + seconds, NOISE_DIGITS)
@@ -117,11 +124,12 @@ class TimeAccounts:
             shares=_present(self.shares, present),
             received=received,
             deficit=_present(self.deficit, present),
+            advances=advances,
             attained={uid: dict(job.attained) for uid, job in present.items()},
         )
 
     def split_pairs(self, jobs: Iterable[Job], now: float) -> Self:
-        """Pass the deficits of pairs of which one job has ended to the other job, which lacks that time still.
+        """Pass the deficits and advances of pairs of which one job has ended to the other job.
 
         Args:
             jobs: all present jobs.
@@ -129,11 +137,15 @@ class TimeAccounts:
         """
         present = {job.uid for job in jobs}
         deficit: dict[Combination, Mapping[str, float]] = dict(self.deficit)
+        advances: dict[Combination, Mapping[str, float]] = dict(self.advances)
         for pair in dict.fromkeys(itertools.chain(self.shares, self.received, self.deficit)):
             left = [uid for uid in pair if uid in present]
             if 0 < len(left) < len(pair):
-                deficit[left[0],] = summed(deficit.get((left[0],), {}), self._deficit(pair, now))
-        return replace(self, deficit=deficit)
+                rest = (left[0],)
+                deficit[rest] = summed(deficit.get(rest, {}), self._deficit(pair, now))
+                if pair in advances:
+                    advances[rest] = summed(advances.get(rest, {}), advances[pair])
+        return replace(self, deficit=deficit, advances=advances)
 
     def renew(self, shares: TimeShares, now: float) -> Self:
         """Put new time shares into force at ``now``; deficits are the sums of those under all earlier time shares."""
@@ -173,6 +185,7 @@ class TimeAccounts:
             granted=tuple(grant.combination for grant in round_grants),
             unconsolidated=unconsolidated,
             gap_fillers=frozenset(grant.combination for grant in round_grants if grant.fills_gap),
+            in_advance=frozenset(grant.combination for grant in round_grants if grant.in_advance),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -187,6 +200,8 @@ class TimeAccounts:
             STORED_NAMES["granted"]: [list(combination) for combination in self.granted],
             STORED_NAMES["unconsolidated"]: list(self.unconsolidated),
             "gap_fillers": sorted(map(list, self.gap_fillers)),
+            "in_advance": sorted(map(list, self.in_advance)),
+            "advances": to_rows(self.advances),
         }
 
     @classmethod
@@ -206,6 +221,8 @@ class TimeAccounts:
             granted=tuple(tuple(combination) for combination in data[STORED_NAMES["granted"]]),
             unconsolidated=tuple(data.get(STORED_NAMES["unconsolidated"], ())),
             gap_fillers=frozenset(map(tuple, data.get("gap_fillers", ()))),
+            in_advance=frozenset(map(tuple, data.get("in_advance", ()))),
+            advances=from_rows(data.get("advances", ())),
         )
 
 
@@ -238,6 +255,7 @@ class RoundGrant:
         gpus: number of GPUs.
         unconsolidated: whether the GPUs may be on more nodes than needed, at the cost of speed.
         fills_gap: whether the GPUs did not suffice for a combination of higher priority.
+        in_advance: whether a combination of higher priority waits, because this one is within its quantum.
     """
 
     combination: Combination
@@ -245,6 +263,7 @@ class RoundGrant:
     gpus: int
     unconsolidated: bool = False
     fills_gap: bool = False
+    in_advance: bool = False
 
     @property
     def worker_type(self) -> str:

@@ -13,7 +13,7 @@ GPUS = {"a": 2, "b": 1, "c": 1, "d": 1}
 
 
 def carried(deficit, shares, elapsed=ROUND):
-    return carried_over(deficit, shares, GPUS, elapsed, ROUND)
+    return carried_over(deficit, shares, GPUS, elapsed, ROUND)[0]
 
 
 def test_a_surplus_counts_only_as_far_as_others_have_a_deficit():
@@ -75,6 +75,35 @@ def test_small_deficits_are_exact_after_months_of_renewals():
     accounts = TimeAccounts(shares=shares, since=since)
     for number in range(1, 20_001):
         now = since + number * 5 * ROUND
-        deficit = carried_over(accounts.renew(shares, now).deficit, shares, GPUS, 5 * ROUND, ROUND)
+        deficit, _ = carried_over(accounts.renew(shares, now).deficit, shares, GPUS, 5 * ROUND, ROUND)
         accounts = TimeAccounts(shares=shares, since=now, deficit=deficit)
     assert accounts.deficit["b",]["v100"] == pytest.approx(0.1 * ROUND, rel=1e-9)
+
+
+def test_what_was_received_in_advance_counts_though_nobody_has_a_deficit():
+    """Of 300 seconds of surplus, 200 were received in advance; those that waited for them have ended."""
+    shares = as_single_combinations({"a": {"v100": 0.5}, "b": {"v100": 0.5}})
+    deficit, advances = {("a",): {"v100": -300.0}}, {("a",): {"v100": 200.0}}
+    found, left = carried_over(deficit, shares, GPUS, ROUND, ROUND, advances=advances)
+    assert found == {("a",): {"v100": -200.0}}
+    assert left == {("a",): {"v100": 200.0}}
+
+
+def test_an_advance_is_at_most_the_surplus():
+    shares = as_single_combinations({"a": {"v100": 0.5}, "b": {"v100": 0.5}})
+    for surplus, left in ((50.0, {("a",): {"v100": 50.0}}), (-10.0, {})):
+        deficit, advances = {("a",): {"v100": -surplus}}, {("a",): {"v100": 200.0}}
+        assert carried_over(deficit, shares, GPUS, ROUND, ROUND, advances=advances) == (deficit, left)
+
+
+def test_an_advance_follows_a_job_to_other_types_and_co_runners():
+    """As a deficit does; the surplus that was not received in advance is dropped."""
+    deficit, advances = {("a",): {"v100": -300.0}}, {("a",): {"v100": 200.0}}
+    for shares, found in (
+        ({("a",): {"k80": 0.3, "p100": 0.1}}, {("a",): {"k80": -150.0, "p100": -50.0}}),
+        ({("a", "b"): {"v100": 0.4}}, {("a", "b"): {"v100": -200.0}}),
+    ):
+        (combination,) = found
+        debts, left = carried_over(deficit, shares, {"a": 1, "b": 1}, ROUND, ROUND, advances=advances)
+        assert debts[combination] == pytest.approx(found[combination])
+        assert left[combination] == pytest.approx({kind: -seconds for kind, seconds in found[combination].items()})

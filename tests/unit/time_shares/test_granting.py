@@ -155,16 +155,48 @@ def test_a_state_of_an_earlier_version_has_no_gap_fillers():
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_a_job_within_its_quantum_moves_to_a_faster_type_only_where_gpus_are_free(free):
-    """It runs on the K80, and is due on the V100, for which another job waits if there is only one."""
-    accounts = TimeAccounts(
-        shares={("a",): {"v100": 0.9, "k80": 0.1}, ("b",): {"v100": 0.8}}, since=0.0, granted=(("a",),)
-    )
-    candidates = [Candidate(("a",), 1, ("v100", "k80")), Candidate(("b",), 1, ("v100",))]
+def test_a_job_within_its_quantum_moves_to_a_type_of_a_larger_share_only_where_gpus_are_free(free):
+    """Another job waits for the V100 if there is only one; a third one gets the K80 that the first one leaves."""
+    shares = {("a",): {"v100": 0.9, "k80": 0.1}, ("b",): {"v100": 0.8}, ("c",): {"k80": 0.5}}
+    accounts = TimeAccounts(shares=shares, since=0.0, granted=(("a",),), received={("a",): {"k80": 500.0}})
+    types = {"a": ("v100", "k80"), "b": ("v100",), "c": ("k80",)}
+    candidates = [Candidate((uid,), 1, worker_types) for uid, worker_types in types.items()]
     priority = priorities(accounts, 100.0, carry=True)
     capacity = {"v100": 1 + free, "k80": 1}
     grants = choose(accounts, candidates, capacity, priority, within_quantum={("a",): "k80"}, fill=False)
-    assert {grant.combination[0]: grant.gpu_type for grant in grants} == {"a": "v100" if free else "k80", "b": "v100"}
+    found = {grant.combination[0]: (grant.gpu_type, grant.in_advance) for grant in grants}
+    if free:
+        assert found == {"a": ("v100", False), "b": ("v100", False), "c": ("k80", False)}
+    else:
+        assert found == {"a": ("k80", True), "b": ("v100", False)}
+
+
+def test_a_job_does_not_move_within_its_quantum_to_a_type_of_an_equal_share():
+    """Its priority is always higher where it has not run: it would restart in every round."""
+    job = known_job("a", gpu_types=("v100", "k80"), restart_seconds=ROUND)
+    rounds = Rounds(Isolated(), cluster(v100=1, k80=1), {0: [job]}).run(40)
+    types = [targets["a"].gpu_type for targets in rounds.history]
+    assert [len(list(group)) for _, group in groupby(types)] == [10, 10, 10, 10]
+
+
+def test_time_in_advance_is_recorded():
+    """In the second, third and fourth round the job is kept although the other one is due; the fourth is not over."""
+    rounds = alternating(0.1, 4, quantum_restarts=40.0)
+    assert rounds.gpus("a") == [1, 1, 1, 1]
+    accounts = TimeAccounts.from_json(rounds.state.data["ledger"])
+    assert accounts.in_advance == {("a",)}
+    assert accounts.advances == {("a",): {"v100": 2 * ROUND}}
+
+
+def test_a_long_job_beside_short_ones_that_come_one_after_the_other_has_its_time_share():
+    """Each of them ends before the long one's quantum would be made up for; the surplus is not forgotten."""
+    rounds = Rounds(Isolated(), cluster(v100=1), {0: [costly("long")]})
+    for number in range(200):
+        if not any(uid != "long" for uid in rounds.jobs):
+            rounds.work[f"s{number}"] = 5 * ROUND
+            rounds.arrivals.setdefault(number, []).append(costly(f"s{number}"))
+        rounds.step()
+    assert sum(rounds.gpus("long")) == pytest.approx(100, abs=LONGEST_QUANTUM)
 
 
 def running(uid, gpu_type, started=0.0, **more):
