@@ -139,11 +139,9 @@ def _grant_in_order(
         if not granting.left:
             break
         candidate = candidates[number]
-        if (
-            not granting.grant(candidate, worker_type)
-            and cost < -NO_PRIORITY
-            and granting.waits(candidate, worker_type)
-        ):
+        if granting.grant(candidate, worker_type):
+            continue
+        if cost < -NO_PRIORITY and granting.waits(candidate, worker_type):
             granting.begin_gap(worker_type)
             for filler, filled in gap_fillers.pop(gpu_type_of(worker_type), ()):
                 granting.grant(filler, filled)
@@ -182,6 +180,8 @@ def _with_advances(
     grants = granting.round_grants
     waiting: dict[str, float] = {}  # the highest priority of combinations that wait, by GPU type
     for _, cost, _, _, number, worker_type in entries if held else ():
+        if len(waiting) == granting.gpu_types:
+            break
         if cost < -NO_PRIORITY and not granting.serves(candidates[number]):
             waiting.setdefault(gpu_type_of(worker_type), -cost)
     return tuple(
@@ -219,6 +219,7 @@ class _Granting:
     """The round grants so far, and the GPUs that remain.
 
     Attributes:
+        gpu_types: number of GPU types.
         left: number of free GPUs.
         round_grants: the round grants by combination, in the order in which they were chosen.
     """
@@ -228,6 +229,7 @@ class _Granting:
         self._free_by_node = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
         self._gaps: set[str] = set()
         self._busy: set[str] = set()
+        self.gpu_types = len(self._free)
         self.left = sum(self._free.values())
         self.round_grants: dict[Combination, RoundGrant] = {}
 
