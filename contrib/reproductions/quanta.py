@@ -52,14 +52,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = common.arguments(__doc__ or "")
     common.add_data(parser)
     parser.add_argument("--scale", type=common.positive, default=2, help="number of traces of each set")
-    parser.add_argument("--sets", nargs="+", default=[], help="sets of traces (default: all)")
+    parser.add_argument("--sets", nargs="+", default=["Philly", "Pollux"], help="sets of traces")
     parser.add_argument("--restarts", type=float, nargs="+", default=[0.0, 5.0, 20.0], help="values of the parameter")
     options = parser.parse_args(given)
     result = {}
     print("| traces | a round | policy | quantum_restarts | average JCT, h | p99, h | worst FTF | restarts of a job |")
     print("|---|---|---|---|---|---|---|---|")
     for name, workloads in Data(options.data / "pollux", options.scale).sets().items():
-        if options.sets and name not in options.sets:
+        if name not in options.sets:
             continue
         for seconds in ROUNDS:
             settings = Settings(round_seconds=seconds, min_round_seconds=0.0)
