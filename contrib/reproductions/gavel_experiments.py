@@ -101,12 +101,13 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
     what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", found["aware"], "h", public=public[0])
     yield Line(f"{what} average JCT, aware, {RESTARTS}", "", found["aware, restarts"], "h")
+    if not multiple:
+        yield Line(f"{what} average JCT, aware, {RESTARTS}, no quanta", "", found["aware, no quanta"], "h")
     yield Line(f"{what} agnostic / aware", paper, ratio(found["agnostic"], found["aware"]), public=public[1])
     yield Line(
         f"{what} Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]), public=public[2]
     )
     if not multiple:
-        yield Line(f"{what} average JCT, aware, {RESTARTS}, no quanta", "", found["aware, no quanta"], "h")
         yield Line(f"{what} aware / AlloX", "about 1", ratio(found["aware"], found["allox"]), public="1.14")
         minutes = f"time shares {LATE_ROUNDS * 360 // 60} minutes late"
         yield Line(f"{what} {minutes} / at once", "", ratio(found["late"], found["aware"]))

@@ -129,15 +129,14 @@ def _without_idle_time(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, 
             side = short if amount > 0 else over
             side[gpu_type] = side.get(gpu_type, 0.0) + abs(amount)
     part = {gpu_type: min(short.get(gpu_type, 0.0) / amount, 1.0) for gpu_type, amount in over.items() if amount > 0}
+
+    def counted(combination: Combination, worker_type: str, seconds: float) -> float:
+        if seconds > 0:
+            return seconds
+        in_advance = min(-seconds, advances.get(combination, {}).get(worker_type, 0.0))
+        return min(seconds * part.get(gpu_type_of(worker_type), 0.0), -in_advance)
+
     return {
-        combination: {
-            worker_type: seconds
-            if seconds > 0
-            else min(
-                seconds * part.get(gpu_type_of(worker_type), 0.0),
-                -min(-seconds, advances.get(combination, {}).get(worker_type, 0.0)),
-            )
-            for worker_type, seconds in times.items()
-        }
+        combination: {worker_type: counted(combination, worker_type, seconds) for worker_type, seconds in times.items()}
         for combination, times in deficit.items()
     }

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from metasched.core.model import Job
+from metasched.time_shares.deficits import FULL_ROUNDS
 from metasched.time_shares.round_mechanism import (
     NO_PRIORITY,
     UNCONSOLIDATED,
@@ -31,8 +32,8 @@ _Entry = tuple[int, float, float, float, int, str]
 """A candidate on one of its worker types, sorted by: position in ``types_in_turn``, negative of the priority, surplus,
 negative of the time share, position of the candidate; and the worker type."""
 
-LONGEST_QUANTUM = 10.0
-"""Rounds of a quantum at most: no more than the surplus that a renewal carries over in full (``deficits``)."""
+LONGEST_QUANTUM = FULL_ROUNDS
+"""Rounds of a quantum at most: the surplus that a renewal carries over in full."""
 
 
 def runs_within_quantum(
