@@ -26,7 +26,7 @@ from statistics import fmean
 
 from contrib.benchmarks import common
 from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDICTABLE, WRONG
-from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure, without_quanta
+from contrib.reproductions.measured_runs import HOUR, jct_hours, p99_hours, simulate_and_measure, without_quanta
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
 from contrib.reproductions.stored_results import Results, add_tables, means, print_tables
@@ -160,6 +160,11 @@ def pollux(path: Path, profiles: Mapping[str, GoodputProfile]) -> Workload:
     return Workload(f"{path.parent.name}/{path.name}", tuple(found))
 
 
+def with_restarts(workload: Workload, seconds: float) -> Workload:
+    """The workload, every restart of which takes so many seconds."""
+    return replace(workload, submissions=tuple(replace(one, restart_seconds=seconds) for one in workload.submissions))
+
+
 @dataclass(frozen=True)
 class Data:
     """The source of the traces.
@@ -227,7 +232,7 @@ class Row:
         fairness = metrics.fairness["ares"]
         return cls(
             jct_hours(metrics),
-            (metrics.jct_p99 or 0.0) / HOUR,
+            p99_hours(metrics),
             fairness.unfair or 0.0,
             fairness.worst or 0.0,
             metrics.preemptions_mean or 0.0,
@@ -344,15 +349,13 @@ def _restarts(
     results: Results, workload: Workload, policy: Policy, restart: float | None, seconds: float
 ) -> Mapping[str, float]:
     """The figures of one simulation; a restart costs ``restart`` seconds, or, if None, what the paper measured."""
-    submissions = workload.submissions
     if restart is not None:
-        submissions = tuple(replace(one, restart_seconds=restart) for one in submissions)
+        workload = with_restarts(workload, restart)
 
     def simulated() -> dict[str, float]:
         settings = Settings(round_seconds=60.0, min_round_seconds=seconds)
-        metrics = simulate_and_measure(replace(workload, submissions=submissions), NODES, policy, settings)[1]
-        p99 = (metrics.jct_p99 or 0.0) / HOUR
-        return {"jct": jct_hours(metrics), "p99": p99, "restarts": metrics.restarts_mean or 0.0}
+        metrics = simulate_and_measure(workload, NODES, policy, settings)[1]
+        return {"jct": jct_hours(metrics), "p99": p99_hours(metrics), "restarts": metrics.restarts_mean or 0.0}
 
     cost = "measured" if restart is None else f"{restart:g} s"
     return results.figures(("restarts", workload.source, policy.name, cost, f"{seconds:g} s"), simulated)

@@ -25,7 +25,7 @@ from contrib.reproductions.gavel_workloads import (
     run,
     run_window,
 )
-from contrib.reproductions.measured_runs import HOUR
+from contrib.reproductions.measured_runs import HOUR, without_quanta
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
@@ -56,7 +56,6 @@ FIFO_RATE = 5.2  # jobs/h: the load at which the public code's runs have the pap
 LATE_ROUNDS = 5  # 30 minutes, the longest delay of time shares that section 7.4 tolerates
 RESTART = 60.0  # seconds
 RESTARTS = f"restarts of {RESTART:g} s"
-NO_QUANTA = GavelLasParameters(quantum_restarts=0.0)
 NODE_GPUS = 6  # for the experiment on placement: on each node a job of 4 GPUs leaves 2, too few for another one
 
 
@@ -95,7 +94,7 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
         policies |= {
             "allox": (AlloX(), fixed_rounds()),
             "late": (late, fixed_rounds()),
-            "aware, no quanta": (GavelLas(NO_QUANTA), fixed_rounds(restart=RESTART)),
+            "aware, no quanta": (without_quanta(GavelLas), fixed_rounds(restart=RESTART)),
         }
     found = _jcts(scale, rate, policies, multiple=multiple)
     what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
@@ -135,7 +134,7 @@ def stable(scale: Scale) -> Iterator[Line]:
         "agnostic": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds()),
         "aware, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
         "agnostic, restarts": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds(restart=RESTART)),
-        "aware, no quanta": (GavelLas(NO_QUANTA), fixed_rounds(restart=RESTART)),
+        "aware, no quanta": (without_quanta(GavelLas), fixed_rounds(restart=RESTART)),
     }
     found = _jcts(scale, rate, policies)
     what = f"LAS, single, {BELOW_LIMIT:g} of the limit with equal time on all types ({rate:.2f} jobs/h):"

@@ -39,11 +39,21 @@ def simulate_and_measure(
     return outcome, metrics
 
 
+def with_quanta(policy: type[TimeSharePolicy], restarts: float) -> TimeSharePolicy:
+    """A policy of time shares with quanta of so many restarts (``metasched.time_shares.granting``)."""
+    return policy(policy.Parameters.model_validate({"quantum_restarts": restarts}))
+
+
 def without_quanta(policy: type[TimeSharePolicy]) -> TimeSharePolicy:
-    """A policy of time shares as in its paper, without quanta (``metasched.time_shares.granting``)."""
-    return policy(policy.Parameters.model_validate({"quantum_restarts": 0.0}))
+    """A policy of time shares without quanta, as in its paper."""
+    return with_quanta(policy, 0.0)
 
 
 def jct_hours(metrics: Metrics) -> float:
     """The mean JCT in hours; 0 if no job is complete."""
     return (metrics.jct_mean or 0.0) / HOUR
+
+
+def p99_hours(metrics: Metrics) -> float:
+    """The 99th percentile of the JCT in hours; 0 if no job is complete."""
+    return (metrics.jct_p99 or 0.0) / HOUR

@@ -2,49 +2,38 @@
 
     python -m contrib.reproductions.quanta --data DIR [--scale N] [--sets NAME ...] [--restarts N ...] [--json]
 
-The traces, the cluster and the cost of restarts are those of ``ares_headlines``, where all applications' restarts take
-the same time: 60 s. --scale N simulates N traces of each set. --restarts gives the values of ``quantum_restarts``.
+The traces and the cluster are those of ``ares_headlines``. Every restart takes 60 s. --scale N simulates N traces of
+each set. --restarts gives the values of ``quantum_restarts``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 from contrib.benchmarks import common
-from contrib.reproductions.ares_headlines import LONG_RESTART, NODES, Data
-from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
-from metasched.core.policy import Policy
+from contrib.reproductions.ares_headlines import LONG_RESTART, NODES, Data, with_restarts
+from contrib.reproductions.measured_runs import jct_hours, p99_hours, simulate_and_measure, with_quanta
+from contrib.reproductions.stored_results import means
 from metasched.simulator.metrics import Metrics
-from metasched.simulator.records import Settings, Workload
-from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
-from policies.gavel.policies import GavelFinishTimeFairness, GavelLas, GavelLasParameters, GavelParameters
+from metasched.simulator.records import Settings
+from metasched.time_shares.policy_base import TimeSharePolicy
+from policies.baselines.gandiva_fair import GandivaFair
+from policies.gavel.policies import GavelFinishTimeFairness, GavelLas
 
-POLICIES: Mapping[str, Callable[[float], Policy]] = {
-    "gavel_las": lambda restarts: GavelLas(GavelLasParameters(quantum_restarts=restarts)),
-    "gavel_ftf": lambda restarts: GavelFinishTimeFairness(GavelParameters(quantum_restarts=restarts)),
-    "gandiva_fair": lambda restarts: GandivaFair(GandivaFairParameters(quantum_restarts=restarts)),
-}
-"""By name, the policy with a value of ``quantum_restarts``."""
+POLICIES: tuple[type[TimeSharePolicy], ...] = (GavelLas, GavelFinishTimeFairness, GandivaFair)
 ROUNDS = (60.0, 360.0)  # seconds
 
 
-def figures(found: Sequence[Metrics]) -> Mapping[str, float]:
-    """The means over simulations: the average JCT and its 99th percentile in hours, the worst rho, and restarts."""
+def figures(found: Metrics) -> Mapping[str, float]:
+    """The average JCT and its 99th percentile in hours, the worst finish-time fairness, and the restarts of a job."""
     return {
-        "jct": fmean(map(jct_hours, found)),
-        "p99": fmean((one.jct_p99 or 0.0) / HOUR for one in found),
-        "worst": fmean(one.fairness["ares"].worst or 0.0 for one in found),
-        "restarts": fmean(one.restarts_mean or 0.0 for one in found),
+        "jct": jct_hours(found),
+        "p99": p99_hours(found),
+        "worst": found.fairness["ares"].worst or 0.0,
+        "restarts": found.restarts_mean or 0.0,
     }
-
-
-def with_equal_restarts(workload: Workload) -> Workload:
-    """The workload, whose jobs' restarts take ``LONG_RESTART`` seconds."""
-    submissions = (replace(one, restart_seconds=LONG_RESTART) for one in workload.submissions)
-    return replace(workload, submissions=tuple(submissions))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -58,20 +47,16 @@ def main(given: Sequence[str] | None = None) -> int:
     result = {}
     print("| traces | a round | policy | quantum_restarts | average JCT, h | p99, h | worst FTF | restarts of a job |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, workloads in Data(options.data / "pollux", options.scale).sets().items():
-        if name not in options.sets:
-            continue
-        for seconds in ROUNDS:
-            settings = Settings(round_seconds=seconds, min_round_seconds=0.0)
-            for policy, make in POLICIES.items():
-                for restarts in options.restarts:
-                    runs = [
-                        simulate_and_measure(with_equal_restarts(one), NODES, make(restarts), settings)[1]
-                        for one in workloads
-                    ]
-                    found = result[f"{name}, {seconds:g} s, {policy}, {restarts:g}"] = figures(runs)
-                    cells = f"{found['jct']:.2f} | {found['p99']:.1f} | {found['worst']:.1f} | {found['restarts']:.2f}"
-                    print(f"| {name} | {seconds:g} s | {policy} | {restarts:g} | {cells} |", flush=True)
+    traces = Data(options.data / "pollux", options.scale).sets()
+    chosen = [name for name in traces if name in options.sets]
+    for name, seconds, kind, restarts in product(chosen, ROUNDS, POLICIES, options.restarts):
+        settings = Settings(round_seconds=seconds, min_round_seconds=0.0)
+        workloads = (with_restarts(one, LONG_RESTART) for one in traces[name])
+        policy = with_quanta(kind, restarts)
+        found = means([figures(simulate_and_measure(one, NODES, policy, settings)[1]) for one in workloads])
+        result[f"{name}, {seconds:g} s, {policy.name}, {restarts:g}"] = found
+        cells = f"{found['jct']:.2f} | {found['p99']:.1f} | {found['worst']:.1f} | {found['restarts']:.2f}"
+        print(f"| {name} | {seconds:g} s | {policy.name} | {restarts:g} | {cells} |", flush=True)
     common.finish(result, as_json=options.json)
     return 0
 

@@ -49,28 +49,29 @@ def carried_over(
     }
     before = _within_surplus(advances or {}, faded)
     in_advance = _following_jobs(before, shares)
-    followed = {combination: dict(times) for combination, times in _following_jobs(faded, shares).items()}
-    for combination, times in in_advance.items():
-        total, stayed = followed.setdefault(combination, {}), before.get(combination, {})
-        for worker_type, seconds in times.items():
-            has_share = shares.get(combination, {}).get(worker_type, 0.0) > 0
-            moved = seconds - (stayed.get(worker_type, 0.0) if has_share else 0.0)
-            total[worker_type] = total.get(worker_type, 0.0) - moved
+    # Without a time share, only the part of a surplus that was received in advance follows its jobs.
+    followed = _plus(_following_jobs(_plus(faded, before, 1.0), shares), in_advance, -1.0)
     found = _without_idle_time(followed, shares, gpus, in_advance)
     return found, _within_surplus(in_advance, found)
 
 
+def _plus(one: Seconds, other: Seconds, factor: float) -> Seconds:
+    """The sums of ``one``, and ``other`` times a factor."""
+    found = dict(one)
+    for combination, times in other.items():
+        found[combination] = summed(found.get(combination, {}), {t: factor * seconds for t, seconds in times.items()})
+    return found
+
+
 def _within_surplus(advances: Seconds, deficit: Seconds) -> Seconds:
     """The seconds received in advance that are still surplus, by combination and worker type."""
-    left = {
-        combination: {
-            worker_type: min(seconds, -deficit.get(combination, {}).get(worker_type, 0.0))
-            for worker_type, seconds in times.items()
-            if deficit.get(combination, {}).get(worker_type, 0.0) < 0
-        }
-        for combination, times in advances.items()
-    }
-    return {combination: times for combination, times in left.items() if times}
+    found = {}
+    for combination, times in advances.items():
+        lacking = deficit.get(combination, {})
+        left = {t: min(seconds, -lacking[t]) for t, seconds in times.items() if lacking.get(t, 0.0) < 0}
+        if left:
+            found[combination] = left
+    return found
 
 
 def _faded(seconds: float, elapsed: float, most: float) -> float:
@@ -131,6 +132,7 @@ def _without_idle_time(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, 
     part = {gpu_type: min(short.get(gpu_type, 0.0) / amount, 1.0) for gpu_type, amount in over.items() if amount > 0}
 
     def counted(combination: Combination, worker_type: str, seconds: float) -> float:
+        """A deficit, or the part of a surplus that counts, in seconds."""
         if seconds > 0:
             return seconds
         in_advance = min(-seconds, advances.get(combination, {}).get(worker_type, 0.0))

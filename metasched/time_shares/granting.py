@@ -5,7 +5,7 @@ alternate in every round would spend much of it on restarts.
 
 A *gap filler* is granted GPUs that do not suffice for a combination of higher priority, such as a gang. It comes before
 others only until they suffice. A gang thus waits for the quanta of the combinations that ran before it was due, and not
-for those of later ones: it would wait for ever beside short jobs that come one after the other.
+for those of gap fillers. Otherwise it would wait for ever beside short jobs that come one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from metasched.core.model import Job
 from metasched.time_shares.deficits import FULL_ROUNDS
 from metasched.time_shares.round_mechanism import (
     NO_PRIORITY,
-    UNCONSOLIDATED,
     Candidate,
     Combination,
     Priorities,
@@ -26,6 +25,7 @@ from metasched.time_shares.round_mechanism import (
     TimeAccounts,
     TimeShares,
     gpu_type_of,
+    worker_type_of,
 )
 
 _Entry = tuple[int, float, float, float, int, str]
@@ -59,8 +59,7 @@ def runs_within_quantum(
             continue
         quantum = min(restarts * max(job.restart_seconds or 0.0 for job in members), LONGEST_QUANTUM * round_seconds)
         started = max(now if job.run_started is None else job.run_started for job in members)
-        unconsolidated = combination[0] in accounts.unconsolidated
-        worker_type = place.gpu_type + UNCONSOLIDATED if unconsolidated else place.gpu_type
+        worker_type = worker_type_of(place.gpu_type, unconsolidated=combination[0] in accounts.unconsolidated)
         if now - started < quantum and accounts.shares.get(combination, {}).get(worker_type, 0.0) > 0:
             found[combination] = worker_type
     return found
@@ -79,9 +78,9 @@ def choose(
 ) -> tuple[RoundGrant, ...]:
     """Grant one round by Algorithm 1: highest priority first, each job at most once, as far as GPUs are free.
 
-    Combinations within their quantum come before all others, gap fillers as said above. They move to a worker type of
-    which they have a larger time share, if GPUs remain there. Equal priorities are ordered by the larger deficit, then
-    by the larger time share, then by candidate.
+    Combinations within their quantum come before all others, but gap fillers only while a gap is open. Combinations
+    within their quantum move to a worker type of which they have a larger time share, if GPUs remain there. Equal
+    priorities are ordered by the larger deficit, then by the larger time share, then by candidate.
 
     Args:
         accounts: time shares, deficits, and the gap fillers of the last round.
@@ -98,35 +97,39 @@ def choose(
     Returns:
         The round grants, in the order in which they were chosen.
     """
-    held = within_quantum or {}
+    runs = within_quantum or {}
     entries = _in_order(accounts, candidates, priority, types_in_turn, fill=fill)
     granting = _Granting(capacity, nodes)
-    gap_fillers = _keep(granting, entries, candidates, held, accounts.gap_fillers)
+    gap_fillers = _keep(granting, entries, candidates, runs, accounts.gap_fillers)
     moved = True
     while moved:
         _grant_in_order(granting, entries, candidates, gap_fillers)
-        moved = _move_up(granting, candidates, accounts.shares, held)
-    return _with_advances(granting, entries, candidates, priority, held)
+        moved = _move_up(granting, candidates, accounts.shares, runs)
+    return _marked(granting, entries, candidates, priority, runs)
 
 
 def _keep(
     granting: _Granting,
     entries: Sequence[_Entry],
     candidates: Sequence[Candidate],
-    held: Mapping[Combination, str],
-    earlier_gap_fillers: Collection[Combination],
+    runs: Mapping[Combination, str],
+    gap_fillers: Collection[Combination],
 ) -> dict[str, list[tuple[Candidate, str]]]:
-    """Grant combinations what they hold; return those that have filled gaps instead, by GPU type."""
-    gap_fillers: dict[str, list[tuple[Candidate, str]]] = {}
-    for *_, number, worker_type in entries if held else ():
+    """Grant combinations within their quantum (``runs``) the round where they run, gap fillers excepted.
+
+    Returns:
+        By GPU type, the gap fillers within their quantum, with their worker types.
+    """
+    excepted: dict[str, list[tuple[Candidate, str]]] = {}
+    for *_, number, worker_type in entries if runs else ():
         candidate = candidates[number]
-        if held.get(candidate.combination) != worker_type:
+        if runs.get(candidate.combination) != worker_type:
             continue
-        if candidate.combination in earlier_gap_fillers:
-            gap_fillers.setdefault(gpu_type_of(worker_type), []).append((candidate, worker_type))
+        if candidate.combination in gap_fillers:
+            excepted.setdefault(gpu_type_of(worker_type), []).append((candidate, worker_type))
         else:
             granting.grant(candidate, worker_type)
-    return gap_fillers
+    return excepted
 
 
 def _grant_in_order(
@@ -136,22 +139,22 @@ def _grant_in_order(
     gap_fillers: dict[str, list[tuple[Candidate, str]]],
 ) -> None:
     """Grant GPUs by priority; where they do not suffice for a combination, gap fillers of that GPU type come next."""
-    for _, cost, _, _, number, worker_type in entries:
+    for _, negative, _, _, number, worker_type in entries:
         if not granting.left:
             break
         candidate = candidates[number]
         if granting.grant(candidate, worker_type):
             continue
-        if cost < -NO_PRIORITY and granting.waits(candidate, worker_type):
+        if -negative > NO_PRIORITY and granting.leaves_gap(candidate, worker_type):
             granting.begin_gap(worker_type)
             for filler, filled in gap_fillers.pop(gpu_type_of(worker_type), ()):
                 granting.grant(filler, filled)
 
 
 def _move_up(
-    granting: _Granting, candidates: Iterable[Candidate], shares: TimeShares, held: Mapping[Combination, str]
+    granting: _Granting, candidates: Iterable[Candidate], shares: TimeShares, runs: Mapping[Combination, str]
 ) -> bool:
-    """Move combinations from what they hold to worker types of a larger time share on which GPUs remain.
+    """Move combinations within their quantum (``runs``) to worker types of a larger time share on which GPUs remain.
 
     A larger time share, not a higher priority: that is highest where a combination has received least, so that it would
     move, and restart, again and again.
@@ -160,39 +163,41 @@ def _move_up(
         Whether any has moved.
     """
     moved = False
-    for candidate in candidates if held and granting.left else ():
-        here, share = held.get(candidate.combination), shares.get(candidate.combination, {})
-        if here is None:
+    for candidate in candidates if runs and granting.left else ():
+        present, share = runs.get(candidate.combination), shares.get(candidate.combination, {})
+        if present is None:
             continue
-        larger = [one for one, part in share.items() if one in candidate.worker_types and part > share[here]]
+        larger = [one for one, part in share.items() if one in candidate.worker_types and part > share[present]]
         larger.sort(key=lambda one: -share[one])
-        moved |= any(granting.move(candidate, here, worker_type) for worker_type in larger)
+        moved |= any(granting.move(candidate, present, worker_type) for worker_type in larger)
     return moved
 
 
-def _with_advances(
+def _marked(
     granting: _Granting,
     entries: Iterable[_Entry],
     candidates: Sequence[Candidate],
     priority: Priorities,
-    held: Mapping[Combination, str],
+    runs: Mapping[Combination, str],
 ) -> tuple[RoundGrant, ...]:
-    """The round grants, those marked that a combination has in advance, by its quantum alone."""
-    grants = granting.round_grants
-    waiting: dict[str, float] = {}  # the highest priority of combinations that wait, by GPU type
-    for _, cost, _, _, number, worker_type in entries if held else ():
+    """The round grants, with the marks of those within a quantum (``runs``), and of those in advance."""
+    if not runs:
+        return tuple(granting.round_grants.values())
+    waiting: dict[str, float] = {}  # the highest priority of combinations without a grant, by GPU type
+    for _, negative, _, _, number, worker_type in entries:
         if len(waiting) == granting.gpu_types:
             break
-        if cost < -NO_PRIORITY and not granting.serves(candidates[number]):
-            waiting.setdefault(gpu_type_of(worker_type), -cost)
-    return tuple(
-        replace(one, in_advance=True)
-        if held.get(combination) == one.worker_type
-        and not one.fills_gap
-        and priority[combination][one.worker_type] < waiting.get(one.gpu_type, NO_PRIORITY)
-        else one
-        for combination, one in grants.items()
-    )
+        if -negative > NO_PRIORITY and not granting.has_grant(candidates[number]):
+            waiting.setdefault(gpu_type_of(worker_type), -negative)
+    marked = []
+    for combination, granted in granting.round_grants.items():
+        in_quantum = runs.get(combination) == granted.worker_type
+        before_others = in_quantum and not granted.fills_gap
+        in_advance = before_others and priority[combination][granted.worker_type] < waiting.get(
+            granted.gpu_type, NO_PRIORITY
+        )
+        marked.append(replace(granted, in_quantum=in_quantum, in_advance=in_advance))
+    return tuple(marked)
 
 
 def _in_order(
@@ -207,11 +212,11 @@ def _in_order(
         by_type, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
         share = accounts.shares.get(combination, nothing)
         for worker_type in candidate.worker_types:
-            turn = rank.get(gpu_type_of(worker_type)) if rank else 0
-            if (worker_type in by_type or fill) and turn is not None:
+            turn_rank = rank.get(gpu_type_of(worker_type)) if rank else 0
+            if (worker_type in by_type or fill) and turn_rank is not None:
                 value = by_type.get(worker_type, NO_PRIORITY)
                 surplus = -deficit.get(worker_type, 0.0) - candidate.credit
-                entries.append((turn, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
+                entries.append((turn_rank, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
     entries.sort()
     return entries
 
@@ -236,27 +241,27 @@ class _Granting:
 
     def grant(self, candidate: Candidate, worker_type: str) -> bool:
         """Grant the round to a combination if its GPUs are free and none of its jobs has a grant; whether it has."""
-        if self.serves(candidate) or not self._occupy(candidate, worker_type):
+        if self.has_grant(candidate) or not self._occupy(candidate, worker_type):
             return False
         self._busy.update(candidate.combination)
         return True
 
-    def move(self, candidate: Candidate, held: str, worker_type: str) -> bool:
-        """Grant a combination free GPUs instead of those of the worker type ``held``; whether it has them."""
+    def move(self, candidate: Candidate, from_type: str, worker_type: str) -> bool:
+        """Grant a combination free GPUs instead of those of the worker type ``from_type``; whether it has them."""
         before = self.round_grants.get(candidate.combination)
-        if before is None or before.worker_type != held or not self._occupy(candidate, worker_type):
+        if before is None or before.worker_type != from_type or not self._occupy(candidate, worker_type):
             return False
         self._free[before.gpu_type] += before.gpus
         self.left += before.gpus
         return True
 
-    def serves(self, candidate: Candidate) -> bool:
+    def has_grant(self, candidate: Candidate) -> bool:
         """Whether a job of the combination has a grant."""
         return not self._busy.isdisjoint(candidate.combination)
 
-    def waits(self, candidate: Candidate, worker_type: str) -> bool:
-        """Whether no job of the combination has a grant, and some GPUs of the type are free."""
-        return not self.serves(candidate) and self._free.get(gpu_type_of(worker_type), 0) > 0
+    def leaves_gap(self, candidate: Candidate, worker_type: str) -> bool:
+        """Whether no job of the combination has a grant, while some GPUs of the type are free."""
+        return not self.has_grant(candidate) and self._free.get(gpu_type_of(worker_type), 0) > 0
 
     def begin_gap(self, worker_type: str) -> None:
         """Count all further grants of the GPU type as those of gap fillers."""

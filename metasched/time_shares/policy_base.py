@@ -43,7 +43,6 @@ from metasched.time_shares.round_mechanism import (
     COMPUTED_FOR,
     NO_PRIORITY,
     PRIOR_ROUNDS,
-    Combination,
     Priorities,
     RoundGrant,
     TimeAccounts,
@@ -196,15 +195,13 @@ class TimeSharePolicy(Policy):
             earlier = frozenset(computed_for["jobs"] if computed_for else ())
             candidates = with_all_pairs(inputs, candidates, earlier, PRIOR_ROUNDS * snapshot.round_seconds)
         priority = priorities(accounts, snapshot.round_seconds, carry=self.parameters.carry)
-        within_quantum = runs_within_quantum(
-            accounts, snapshot.job, snapshot.now, self.quantum_restarts, snapshot.round_seconds
-        )
+        runs = runs_within_quantum(accounts, snapshot.job, snapshot.now, self.quantum_restarts, snapshot.round_seconds)
         round_grants = choose(
             accounts,
             candidates,
             inputs.capacity,
             priority,
-            within_quantum=within_quantum,
+            within_quantum=runs,
             types_in_turn=types,
             fill=self.fills,
             nodes=inputs.node_gpus,
@@ -216,7 +213,6 @@ class TimeSharePolicy(Policy):
             _Reasons(accounts, types),
             round_grants,
             priority,
-            within_quantum=within_quantum,
             fill=self.fills,
             time_slicing=self.time_slicing,
         )
@@ -327,7 +323,6 @@ def _decision(
     round_grants: Sequence[RoundGrant],
     priority: Priorities,
     *,
-    within_quantum: Mapping[Combination, str],
     fill: bool,
     time_slicing: bool,
 ) -> Decision:
@@ -343,8 +338,7 @@ def _decision(
         # A consolidated round was granted for the speed on few nodes. For an unconsolidated round few are preferred.
         consolidated = () if granted.unconsolidated else inputs.consolidated(first).get(granted.gpu_type, ())
         most = len(consolidated) or None
-        in_quantum = within_quantum.get(granted.combination) == granted.worker_type
-        reason = reasons.round_grant(first, granted.gpu_type, in_quantum=in_quantum)
+        reason = reasons.round_grant(first, granted.gpu_type, in_quantum=granted.in_quantum)
         others = inputs.other_types(first, granted.gpu_type) if fill and not guests else ()
         host = Grant(first, granted.gpus, reason, gpu_type=granted.gpu_type, max_nodes=most, other_types=others)
         grants.append(host)

@@ -75,8 +75,8 @@ class TimeAccounts:
         attained: by uid, the job's attained service at the last ``record_received``, GPU-seconds by GPU type.
         granted: the combinations with a grant of the present round.
         unconsolidated: uids of their jobs whose grant is of an unconsolidated worker type.
-        gap_fillers: those of them whose GPUs did not suffice for a combination of higher priority.
-        in_advance: those of them for which one of higher priority waits, because they are within their quantum.
+        gap_fillers: the combinations whose grant fills a gap (``RoundGrant.fills_gap``).
+        in_advance: the combinations whose grant is in advance (``RoundGrant.in_advance``).
         advances: seconds received in advance, which a renewal does not take for time on idle GPUs.
     """
 
@@ -110,7 +110,7 @@ class TimeAccounts:
                 if seconds > 0:
                     # The two jobs of a pair run at the same time: the pair received the longer time, not the sum.
                     new = added.setdefault(combination, {})
-                    worker_type = gpu_type + UNCONSOLIDATED if uid in self.unconsolidated else gpu_type
+                    worker_type = worker_type_of(gpu_type, unconsolidated=uid in self.unconsolidated)
                     new[worker_type] = max(new.get(worker_type, 0.0), seconds)
         advances = dict(_present(self.advances, present))
         for combination, times in added.items():
@@ -255,7 +255,8 @@ class RoundGrant:
         gpus: number of GPUs.
         unconsolidated: whether the GPUs may be on more nodes than needed, at the cost of speed.
         fills_gap: whether the GPUs did not suffice for a combination of higher priority.
-        in_advance: whether a combination of higher priority waits, because this one is within its quantum.
+        in_quantum: whether the combination keeps the GPUs of its present run, within its quantum.
+        in_advance: whether it keeps them while a combination of higher priority waits.
     """
 
     combination: Combination
@@ -263,12 +264,13 @@ class RoundGrant:
     gpus: int
     unconsolidated: bool = False
     fills_gap: bool = False
+    in_quantum: bool = False
     in_advance: bool = False
 
     @property
     def worker_type(self) -> str:
-        """The worker type: the GPU type, marked where the GPUs may be on more nodes than needed."""
-        return self.gpu_type + UNCONSOLIDATED if self.unconsolidated else self.gpu_type
+        """The worker type of the GPUs."""
+        return worker_type_of(self.gpu_type, unconsolidated=self.unconsolidated)
 
 
 def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = False) -> Priorities:
@@ -300,6 +302,11 @@ def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = Fa
             elif part > 0:
                 by_type[worker_type] = part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
     return found
+
+
+def worker_type_of(gpu_type: str, *, unconsolidated: bool) -> str:
+    """The worker type of GPUs of a type, which may be ``unconsolidated``: on more nodes than needed."""
+    return gpu_type + UNCONSOLIDATED if unconsolidated else gpu_type
 
 
 def gpu_type_of(worker_type: str) -> str:

@@ -323,7 +323,7 @@ class GavelCost(GavelPolicy):
 
     @property
     def quantum_restarts(self) -> float:
-        """None with deadlines: a job may need its GPUs before the quanta of others end."""
+        """Length of a quantum, in restarts; 0 with deadlines: a job may need GPUs before the quanta of others end."""
         return 0.0 if self.parameters.slos else super().quantum_restarts
 
     def class_key(self) -> ClassKey:
@@ -435,6 +435,7 @@ class GavelHierarchical(GavelPolicy):
                 fair.append((weight[account], np.array(numbers)))
 
         def weights(growing: Floats) -> Floats:
+            """The weight of one job of each class, shape (M,), from which classes still grow (``water_filling``)."""
             found = np.zeros(len(growing))
             for of_account, numbers in fifo:
                 if growing[first := numbers[np.argmax(growing[numbers] > 0)]] > 0:

@@ -87,6 +87,14 @@ def small_site(make_cluster):
 
 
 @pytest.fixture
+def one_gpu(make_cluster):
+    """A Site on a separate cluster of one node with one GPU."""
+    made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100"),), job_submit=JOB_SUBMIT))
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def site(clean_cluster):
     """The daemon's directories and helpers on the session's cluster; the test starts the daemon."""
     made = Site(clean_cluster)

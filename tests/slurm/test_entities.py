@@ -3,25 +3,13 @@
 import subprocess
 import sys
 
-import pytest
-
-from metasched.devcluster import NodeGroup
-from tests.slurm.conftest import JOB_SUBMIT
-from tests.slurm.site import ROOT, Site
+from tests.slurm.site import ROOT
 
 ENTITIES = """
 [policy.parameters.entities]
 vision = { weight = 3 }
 speech = { weight = 1 }
 """
-
-
-@pytest.fixture
-def one_gpu(make_cluster):
-    """A Site on one node with one GPU."""
-    made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100"),), job_submit=JOB_SUBMIT))
-    yield made
-    made.close()
 
 
 def test_accounts_are_entities_with_the_weights_of_the_configuration(one_gpu):

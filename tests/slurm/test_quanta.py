@@ -1,20 +1,6 @@
 """Under policies of time shares, the runs of a job whose restarts are measured have a quantum."""
 
-import pytest
-
-from metasched.devcluster import NodeGroup
-from tests.slurm.conftest import JOB_SUBMIT
-from tests.slurm.site import Site
-
 ROUND = 3  # seconds, as the site is configured
-
-
-@pytest.fixture
-def one_gpu(make_cluster):
-    """A Site on one node with one GPU."""
-    made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100"),), job_submit=JOB_SUBMIT))
-    yield made
-    made.close()
 
 
 def test_trainings_that_alternate_run_for_several_rounds_once_their_restarts_are_measured(one_gpu):

@@ -104,6 +104,6 @@ def test_an_advance_follows_a_job_to_other_types_and_co_runners():
         ({("a", "b"): {"v100": 0.4}}, {("a", "b"): {"v100": -200.0}}),
     ):
         (combination,) = found
-        debts, left = carried_over(deficit, shares, {"a": 1, "b": 1}, ROUND, ROUND, advances=advances)
-        assert debts[combination] == pytest.approx(found[combination])
+        deficits, left = carried_over(deficit, shares, {"a": 1, "b": 1}, ROUND, ROUND, advances=advances)
+        assert deficits[combination] == pytest.approx(found[combination])
         assert left[combination] == pytest.approx({kind: -seconds for kind, seconds in found[combination].items()})

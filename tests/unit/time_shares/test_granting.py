@@ -139,8 +139,8 @@ def test_gap_fillers_run_on_until_the_gang_can_have_their_gpus():
     )
     candidates = [Candidate(("gang",), 2, ("v100",)), *(Candidate((uid,), 1, ("v100",)) for uid in "abc")]
     priority = priorities(accounts, 100.0, carry=True)
-    held = {("a",): "v100", ("b",): "v100"}
-    grants = choose(accounts, candidates, {"v100": 2}, priority, within_quantum=held)
+    both = {("a",): "v100", ("b",): "v100"}
+    grants = choose(accounts, candidates, {"v100": 2}, priority, within_quantum=both)
     assert [(grant.combination, grant.fills_gap) for grant in grants] == [(("b",), False), (("a",), True)]
     (grant,) = choose(accounts, candidates, {"v100": 2}, priority, within_quantum={("a",): "v100"})
     assert grant.combination == ("gang",)
@@ -148,9 +148,10 @@ def test_gap_fillers_run_on_until_the_gang_can_have_their_gpus():
     assert TimeAccounts.from_json(accounts.to_json()).gap_fillers == {("a",)}
 
 
-def test_a_state_of_an_earlier_version_has_no_gap_fillers():
+def test_a_state_of_an_earlier_version_has_neither_gap_fillers_nor_advances():
     stored = TimeAccounts().to_json()
-    del stored["gap_fillers"]
+    for key in ("gap_fillers", "in_advance", "advances"):
+        del stored[key]
     assert TimeAccounts.from_json(stored) == TimeAccounts()
 
 
