@@ -22,9 +22,8 @@ from metasched.throughput.throughput_table import ThroughputTable
 TYPES = ("v100", "p100", "k80")
 PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ per GPU-hour: Google's on-demand prices in 2020
 GPUS = 36  # of each type, in the paper
-LONGEST_JCT = 1000.0  # hours after a window's last arrival in which its jobs should end
 BELOW_LIMIT = 0.9  # the fraction of the fluid limit at which queues stay the same on average
-MOST_JOBS = 16  # simulated jobs, in positions of the window's end
+ARRIVALS = 16  # jobs drawn for a simulation, in positions of the window's end: above a limit, single jobs last so long
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,8 @@ class Arrivals:
         return self.changed(gavel_jobs(self.table, parameters, self.seed))
 
     def lasting(self, window: range) -> Workload:
-        """Jobs that probably arrive until the last job of the window has ended."""
-        rate = self.parameters.jobs_per_hour or 0.0
-        return self.first(max(4 * window.stop, window.stop + int(rate * LONGEST_JCT)))
+        """Jobs that arrive until the last job of the window has ended, and longer."""
+        return self.first(ARRIVALS * window.stop)
 
 
 @dataclass(frozen=True)
@@ -163,20 +161,17 @@ def run_window(
     """The outcome and the metrics of a simulation in which jobs arrive until the last measured job has ended.
 
     Args:
-        arrivals: the jobs. If they end too early, twice as many are simulated, up to ``MOST_JOBS`` windows.
+        arrivals: the jobs.
         nodes: the cluster.
         policy: the policy that decides each round.
         window: positions of the measured jobs.
         settings: how the cluster behaves; None for ``fixed_rounds()``.
     """
     workload = arrivals.lasting(window)
-    while True:
-        found = simulate_and_measure(workload, nodes, policy, settings or fixed_rounds(), window=window, prices=PRICES)
-        lasted = found[0].ended <= workload.submissions[-1].job.submitted
-        if lasted or len(workload.submissions) > MOST_JOBS * window.stop:
-            return found
-        say("the arrivals ended before the last measured job; again with twice as many")
-        workload = arrivals.first(2 * len(workload.submissions))
+    found = simulate_and_measure(workload, nodes, policy, settings or fixed_rounds(), window=window, prices=PRICES)
+    if found[0].ended > workload.submissions[-1].job.submitted:
+        say("the last measured job ended after the last arrival")
+    return found
 
 
 def fixed_rounds(*, seconds: float = 360.0, sharing: bool = False, restart: float = 0.0) -> Settings:
