@@ -220,9 +220,10 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
         arrivals = scale.arriving(rate, seed, multiple=multiple)
         isolated = cache(partial(_jct_by_position, scale, arrivals, Isolated(), fixed_rounds()))
         for name, (policy, settings) in policies.items():
-            simulated = partial(_fairness, scale, arrivals, policy, settings, isolated)
-            found = scale.figures(f"{arrivals.words}, rho", policy, settings, simulated)
+            simulated = cache(partial(_jct_by_position, scale, arrivals, policy, settings))
+            found = scale.figures(arrivals.words, policy, settings, partial(_mean_jct, simulated))
             times.setdefault(name, []).append(found["jct"])
+            found = scale.figures(f"{arrivals.words}, rho", policy, settings, partial(_mean_rho, simulated, isolated))
             rhos.setdefault(name, []).append(found["rho"])
     what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
@@ -235,15 +236,17 @@ def _jct_by_position(scale: Scale, arrivals: Arrivals, policy: Policy, settings:
     return jct_by_position(run_window(arrivals, scale.nodes(), policy, scale.window, settings)[0], scale.window)
 
 
-def _fairness(
-    scale: Scale, arrivals: Arrivals, policy: Policy, settings: Settings, isolated: Callable[[], Mapping[int, float]]
+def _mean_jct(simulated: Callable[[], Mapping[int, float]]) -> dict[str, float]:
+    """The average of the JCTs in hours that are ``simulated``."""
+    return {"jct": fmean(simulated().values())}
+
+
+def _mean_rho(
+    simulated: Callable[[], Mapping[int, float]], isolated: Callable[[], Mapping[int, float]]
 ) -> dict[str, float]:
-    """The average JCT in hours, and the average rho against ``isolated`` JCTs."""
-    found, alone = _jct_by_position(scale, arrivals, policy, settings), isolated()
-    return {
-        "jct": fmean(found.values()),
-        "rho": fmean(time / alone[i] for i, time in found.items() if i in alone),
-    }
+    """The average rho of the JCTs that are ``simulated``, against ``isolated`` ones."""
+    alone = isolated()
+    return {"rho": fmean(time / alone[i] for i, time in simulated().items() if i in alone)}
 
 
 def makespan(scale: Scale) -> Iterator[Line]:
