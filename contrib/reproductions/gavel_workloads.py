@@ -23,7 +23,7 @@ TYPES = ("v100", "p100", "k80")
 PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ per GPU-hour: Google's on-demand prices in 2020
 GPUS = 36  # of each type, in the paper
 BELOW_LIMIT = 0.9  # the fraction of the fluid limit at which queues stay the same on average
-ARRIVALS = 16  # jobs drawn for a simulation, in positions of the window's end: above a limit, single jobs last so long
+ARRIVALS = 16  # jobs that are drawn, as a multiple of the window's end; above a fluid limit, single jobs last very long
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Arrivals:
         return self.changed(gavel_jobs(self.table, parameters, self.seed))
 
     def lasting(self, window: range) -> Workload:
-        """Jobs that arrive until the last job of the window has ended, and longer."""
+        """So many jobs that arrivals should go on until the last job of the window has ended."""
         return self.first(ARRIVALS * window.stop)
 
 
@@ -161,7 +161,7 @@ def run_window(
     """The outcome and the metrics of a simulation in which jobs arrive until the last measured job has ended.
 
     Args:
-        arrivals: the jobs.
+        arrivals: the jobs; a message says where ``lasting`` drew too few.
         nodes: the cluster.
         policy: the policy that decides each round.
         window: positions of the measured jobs.
@@ -170,7 +170,7 @@ def run_window(
     workload = arrivals.lasting(window)
     found = simulate_and_measure(workload, nodes, policy, settings or fixed_rounds(), window=window, prices=PRICES)
     if found[0].ended > workload.submissions[-1].job.submitted:
-        say("the last measured job ended after the last arrival")
+        say("the arrivals ended before the last measured job did: the average JCT is too small")
     return found
 
 
