@@ -426,6 +426,14 @@ class Quota:
     of_jobs: bool = False
     gpu_type: str | None = None
 
+    def counts(self, gpu_type: str | None) -> bool:
+        """Whether a member counts against the quota that runs on GPUs of this type (CPU-only: None)."""
+        return self.of_jobs or self.gpu_type in (None, gpu_type)
+
+    def use(self, gpus: int) -> int:
+        """What a member with so many GPUs uses of the quota, if it counts."""
+        return 1 if self.of_jobs else gpus
+
 
 @dataclass(frozen=True)
 class Snapshot:

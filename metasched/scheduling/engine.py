@@ -1,7 +1,7 @@
 """One round: a snapshot goes in, targets and reasons come out.
 
     snapshot    = the snapshot without the trials that their apps' tuners hold or have ended
-    schedulable = snapshot without blocked and finished jobs, and without what such jobs still hold
+    schedulable = snapshot without blocked and finished jobs, and without what such jobs still hold, quotas included
     decision    = the policy's answer for the schedulable snapshot, checked against the contract, and rounded to
                   numbers of GPUs on which the jobs can run
     placements  = nodes for as much of the decision as the quotas allow
@@ -19,13 +19,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metasched.apps.app_round import AppRound, apply_apps
+from metasched.capacity.quota_budget import net_of
 from metasched.capacity.shapes import without_allocations
 from metasched.core.apps import App, AppsState
 from metasched.core.batching import BatchControl, BatchPlan
 from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
-from metasched.core.retention import continues_without_policy, suspended_by_others
+from metasched.core.retention import (
+    consumes_quota_under_any_decision,
+    continues_without_policy,
+    suspended_by_others,
+)
 from metasched.placement import Placements, closing
 from metasched.scheduling.allowed_sizes import round_to_allowed_sizes
 from metasched.scheduling.contract_checks import check_decision
@@ -176,7 +181,8 @@ def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job,
     shown = tuple([job for job in jobs if job.uid not in left_out])
     holders = [job for job, _ in hidden if continues_without_policy(job) or job.status is suspended]
     nodes = without_allocations(snapshot.nodes, holders) if holders else snapshot.nodes
-    return replace(snapshot, jobs=shown, nodes=nodes), hidden
+    quotas = net_of(snapshot.quotas, (job for job, _ in hidden if consumes_quota_under_any_decision(job)))
+    return replace(snapshot, jobs=shown, nodes=nodes, quotas=quotas), hidden
 
 
 def _why_hidden(job: Job) -> Reason | None:

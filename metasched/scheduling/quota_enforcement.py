@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from metasched.capacity.quota_budget import QuotaBudget, quota_reached
 from metasched.core.model import Decision, Grant, Placement, Quota, Snapshot
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import consumes_quota_under_any_decision
@@ -70,8 +71,8 @@ def jobs_without_quota(
 ) -> Mapping[str, Reason]:
     """The jobs that quotas leave too few GPUs to run, if other jobs wait behind them while GPUs are free.
 
-    A policy with a strict order, and so without fallback, is asked again without these jobs: it knows nothing of
-    quotas, and lets no other job overtake them.
+    A policy without fallback is asked again without these jobs: it lets no other job overtake them, or gave their GPUs
+    to nobody.
 
     Returns:
         by uid, the reason; empty where no job waits behind them.
@@ -86,7 +87,7 @@ def jobs_without_quota(
             types: Iterable[str | None] = (job.gpu_types or free) if job.gpus else (None,)
             most, quota = max((budget.most_gpus(job.uid, [t]) for t in types), default=(math.inf, -1))
             if most < job.min_gpus:
-                out[job.uid] = _reached(snapshot.quotas[quota], most)
+                out[job.uid] = quota_reached(snapshot.quotas[quota], most)
     behind = [schedulable.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
     if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
         return out
@@ -114,49 +115,6 @@ class _Allowed:
     reasons: dict[str, Reason] = field(default_factory=dict)
 
 
-class _QuotaBudget:
-    """The amounts that are left of each quota.
-
-    Attributes:
-        quotas: the quotas.
-        left: for each quota, the GPUs or running jobs that are left.
-        quotas_of: by uid of a job, the positions of its quotas.
-    """
-
-    def __init__(self, quotas: Sequence[Quota]) -> None:
-        self.quotas = quotas
-        self.left = [quota.left for quota in quotas]
-        self.quotas_of: dict[str, list[int]] = {}
-        for i, quota in enumerate(quotas):
-            for uid in quota.members:
-                self.quotas_of.setdefault(uid, []).append(i)
-
-    def charge(self, uid: str, gpus: int, types: Collection[str | None]) -> None:
-        """Charge a running job with GPUs of one of some types to all of its quotas."""
-        for i in self.quotas_of.get(uid, ()):
-            quota = self.quotas[i]
-            if quota.of_jobs:
-                self.left[i] -= 1
-            elif quota.gpu_type is None or quota.gpu_type in types:
-                self.left[i] -= gpus
-
-    def most_gpus(self, uid: str, types: Collection[str | None]) -> tuple[float, int]:
-        """The most GPUs that a job may have by its quotas, whichever of some types they are of.
-
-        Returns:
-            the number of GPUs, negative where the job must not run at all; and the position of the quota that decides.
-            Infinite, and -1, where no quota limits the job.
-        """
-        found: tuple[float, int] = (math.inf, -1)
-        for i in self.quotas_of.get(uid, ()):
-            quota, left = self.quotas[i], self.left[i]
-            if quota.of_jobs:
-                found = min(found, (math.inf if left > 0 else -1.0, i))
-            elif quota.gpu_type is None or quota.gpu_type in types:
-                found = min(found, (max(left, 0), i))
-        return found
-
-
 class _Admission:
     """One pass over a decision, in its order."""
 
@@ -164,11 +122,11 @@ class _Admission:
         self.job = schedulable.job
         self.held = held
         self.types = sorted(schedulable.capacity)
-        self.budget = _QuotaBudget(snapshot.quotas)
+        self.budget = QuotaBudget(snapshot.quotas)
         self.admitted_in_full: set[str] = set()  # uids of jobs that are admitted all that was granted
         self.allowed = _Allowed()
         for uid, placement in held.items():
-            self.budget.charge(uid, placement.gpus, [placement.gpu_type])
+            self.budget.charge([uid], placement.gpus, [placement.gpu_type])
 
     def admit(self, decision: Decision, most: Mapping[str, Placement | None]) -> _Allowed:
         """Admit the grants and fallbacks of a decision.
@@ -190,7 +148,7 @@ class _Admission:
                 if admitted is None:
                     continue
                 if grant.uid not in self.held:
-                    self.budget.charge(grant.uid, admitted.gpus, self._types(admitted))
+                    self.budget.charge([grant.uid], admitted.gpus, self._types(admitted))
                 # A placement that the policy did not prescribe must not take nodes from one that it did.
                 (moved if grant.exact is not None and admitted.exact is None else to).append(admitted)
         allowed.fallback[:0] = moved
@@ -212,7 +170,7 @@ class _Admission:
             self.admitted_in_full.add(uid)
             return grant
         if most < job.min_gpus or grant.co_runner is not None:
-            self._deny(uid, _reached(self.budget.quotas[quota], most))
+            self._deny(uid, quota_reached(self.budget.quotas[quota], most))
             return None
         gpus = int(most)
         self.allowed.cut.add(uid)
@@ -302,18 +260,14 @@ def _could_gain(
 
 def _remaining(
     snapshot: Snapshot, schedulable: Snapshot, held: Mapping[str, Placement], found: Placements
-) -> tuple[_QuotaBudget, Mapping[str, int]]:
+) -> tuple[QuotaBudget, Mapping[str, int]]:
     """The amounts that the placements leave of quotas, and of GPUs by type on nodes that accept jobs."""
-    budget, free = _QuotaBudget(snapshot.quotas), dict(schedulable.capacity)
+    budget, free = QuotaBudget(snapshot.quotas), dict(schedulable.capacity)
     for uid, placement in {**held, **found.placed}.items():
-        budget.charge(uid, placement.gpus, [placement.gpu_type])
+        budget.charge([uid], placement.gpus, [placement.gpu_type])
     for uid, placement in found.placed.items():
         for name, gpus in placement.node_gpus if uid not in found.co_runners or uid < found.co_runners[uid] else ():
             node = schedulable.node.get(name)
             if node is not None and node.accepts and node.gpu_type is not None:
                 free[node.gpu_type] -= gpus
     return budget, free
-
-
-def _reached(quota: Quota, most: float) -> Reason:
-    return Reason.of(Code.QUOTA_REACHED, quota=quota.name, gpus_left=int(most) if most >= 0 else None)

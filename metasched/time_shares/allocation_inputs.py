@@ -5,13 +5,15 @@ A *worker type* is a GPU type (a job's GPUs are consolidated), or a GPU type wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from metasched.capacity.quota_budget import QuotaBudget, net_of, quota_reached
 from metasched.capacity.shapes import ClusterShapes, ShapeCapacity, without_allocations
-from metasched.core.model import Job, Node, Snapshot, Speed, Status
-from metasched.core.retention import is_non_preemptible, runs_on_closed_nodes_only
+from metasched.core.model import Job, Node, Quota, Snapshot, Speed, Status
+from metasched.core.reasons import Reason
+from metasched.core.retention import consumes_quota_under_any_decision, is_non_preemptible, runs_on_closed_nodes_only
 from metasched.time_shares.round_mechanism import UNCONSOLIDATED
 
 GpusPerNode = tuple[int, ...]
@@ -27,7 +29,8 @@ class AllocationInputs:
         capacity: GPUs by type, without those of retained jobs.
         gpus_per_node: by uid, by GPU type, the job's placement there on the fewest nodes, as GPUs on each node,
             descending; the same number on each where the cluster realises no other. Only types that the job accepts,
-            that can hold it in addition to the retained jobs, and on which it is not known not to run.
+            that can hold it in addition to the retained jobs, of which quotas leave it enough GPUs, and on which it is
+            not known not to run.
         speeds: by uid, by the same types, steps per second on that placement; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
@@ -36,6 +39,9 @@ class AllocationInputs:
         node_gpus: by GPU type, the GPUs of each node that retained jobs leave; empty without ``placement``.
         retained: jobs that keep their allocations, and have no time shares.
         displaced: uids of jobs that can be placed nowhere, but could be without the retained jobs.
+        quotas: the quotas that leave their members less than these ask for, net of the use by other jobs.
+        over_quota: by uid of the jobs that could be placed, and that quotas leave too few GPUs on every type, the
+            reason.
     """
 
     jobs: Sequence[Job]
@@ -48,6 +54,8 @@ class AllocationInputs:
     node_gpus: Mapping[str, Sequence[int]] = field(default_factory=dict)
     retained: Sequence[Job] = ()
     displaced: AbstractSet[str] = frozenset()
+    quotas: Sequence[Quota] = ()
+    over_quota: Mapping[str, Reason] = field(default_factory=dict)
 
     def worker_types(self, uid: str) -> tuple[str, ...]:
         """Worker types on which the job can run, the GPU types first."""
@@ -117,6 +125,9 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
     capacity = {gpu_type: sum(gpus) for gpu_type, gpus in node_gpus.items()}
     by_shape: dict[object, Mapping[str, GpusPerNode]] = {}
     by_speed: dict[object, tuple[Mapping[str, GpusPerNode], Mapping[str, float | None]]] = {}
+    others = [job for job in snapshot.jobs if job.uid in retained_uids or consumes_quota_under_any_decision(job)]
+    budget = QuotaBudget(net_of(snapshot.quotas, others))
+    over_quota: dict[str, Reason] = {}
     gpus_per_node, speeds, unconsolidated = {}, {}, {}
     unconsolidated_by_speed: dict[object, Mapping[str, float]] = {}
     for job in jobs:
@@ -126,7 +137,13 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
         held = _held_on_other_type(job, capacity, found)
         if held is not None:
             found = {**found, held[0]: held[1]}
-        key = shape, job.gpus, held, job.speed
+        allowed = None
+        if found and job.uid in budget.quotas_of:
+            found, reached = _allowed_by_quotas(job, found, budget)
+            allowed = tuple(found)
+            if reached is not None:
+                over_quota[job.uid] = reached
+        key = shape, job.gpus, held, allowed, job.speed
         if (known := by_speed.get(key)) is None:
             known = by_speed[key] = _speeds(job.speed, found)
             if placement:
@@ -134,7 +151,7 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
         gpus_per_node[job.uid], speeds[job.uid] = known
         if placement and unconsolidated_by_speed[key]:
             unconsolidated[job.uid] = unconsolidated_by_speed[key]
-    unplaceable = [job for job in jobs if not gpus_per_node[job.uid]]
+    unplaceable = [job for job in jobs if not gpus_per_node[job.uid] and job.uid not in over_quota]
     return AllocationInputs(
         jobs,
         capacity,
@@ -146,6 +163,8 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
         node_gpus=node_gpus if placement else {},
         retained=retained,
         displaced=_placeable(unplaceable, empty.values(), uneven=snapshot.uneven) if retained else frozenset(),
+        quotas=tuple(_binding(budget, jobs, gpus_per_node)),
+        over_quota=over_quota,
     )
 
 
@@ -153,6 +172,34 @@ def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, GpusPerNode]:
     """By GPU type, ascending, the job's placement on the fewest nodes, as GPUs on each; types without one left out."""
     found = ((gpu_type, shape.consolidated(gpu_type, job.gpus)) for gpu_type in sorted(shape.units))
     return {gpu_type: spread for gpu_type, spread in found if spread is not None}
+
+
+def _allowed_by_quotas(
+    job: Job, found: Mapping[str, GpusPerNode], budget: QuotaBudget
+) -> tuple[Mapping[str, GpusPerNode], Reason | None]:
+    """The placements on types of which quotas leave the job enough GPUs; and the reason, if there is none."""
+    most = {gpu_type: budget.most_gpus(job.uid, [gpu_type]) for gpu_type in found}
+    allowed = {gpu_type: spread for gpu_type, spread in found.items() if most[gpu_type][0] >= job.gpus}
+    if allowed:
+        return allowed, None
+    gpus, number = max(most.values())
+    return {}, quota_reached(budget.quotas[number], gpus)
+
+
+def _binding(
+    budget: QuotaBudget, jobs: Iterable[Job], gpus_per_node: Mapping[str, Mapping[str, GpusPerNode]]
+) -> Iterator[Quota]:
+    """The quotas that leave their members less than these ask for."""
+    wanted = [0] * len(budget.quotas)
+    for job in jobs:
+        types = gpus_per_node[job.uid]
+        for number in budget.quotas_of.get(job.uid, ()):
+            quota = budget.quotas[number]
+            if any(map(quota.counts, types)):
+                wanted[number] += quota.use(job.gpus)
+    for quota, amount in zip(budget.quotas, wanted, strict=True):
+        if amount > quota.left:
+            yield quota
 
 
 def _placeable(jobs: Sequence[Job], empty: Iterable[Node], *, uneven: bool) -> AbstractSet[str]:

@@ -3,9 +3,10 @@
 Beyond the paper, a run has a *quantum* of several rounds in which other combinations do not take its GPUs. Jobs that
 alternate in every round would spend much of it on restarts.
 
-A *gap filler* is granted GPUs that do not suffice for a combination of higher priority, such as a gang. It comes before
-others only until they suffice. A gang thus waits for the quanta of the combinations that ran before it was due, and not
-for those of gap fillers. Otherwise it would wait for ever beside short jobs that come one after the other.
+A *gap filler* is granted GPUs that do not suffice for a combination of higher priority, such as a gang, or that count
+against quotas that leave that combination too little. It comes before others only until they suffice. A gang thus waits
+for the quanta of the combinations that ran before it was due, and not for those of gap fillers. Otherwise it would wait
+for ever beside short jobs that come one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from metasched.core.model import Job
+from metasched.capacity.quota_budget import QuotaBudget
+from metasched.core.model import Job, Quota
 from metasched.time_shares.deficits import FULL_ROUNDS
 from metasched.time_shares.round_mechanism import (
     NO_PRIORITY,
@@ -75,8 +77,12 @@ def choose(
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
     nodes: Mapping[str, Sequence[int]] | None = None,
+    quotas: Sequence[Quota] = (),
 ) -> tuple[RoundGrant, ...]:
     """Grant one round by Algorithm 1: highest priority first, each job at most once, as far as GPUs are free.
+
+    A combination of which quotas leave a job too few GPUs is passed over. Otherwise the placement would deny it the
+    GPUs, and leave them, round after round, to the jobs that run there.
 
     Combinations within their quantum come before all others, but gap fillers only while a gap is open. Combinations
     within their quantum move to a worker type of which they have a larger time share, if GPUs remain there. Equal
@@ -93,17 +99,18 @@ def choose(
         fill: whether GPUs that remain go to combinations without a time share there.
         nodes: by GPU type, the GPUs of each node: combinations that may run unconsolidated run consolidated only as
             far as these suffice. None where worker types are GPU types alone.
+        quotas: the quotas, net of the use by jobs that are not candidates.
 
     Returns:
         The round grants, in the order in which they were chosen.
     """
     runs = within_quantum or {}
     entries = _in_order(accounts, candidates, priority, types_in_turn, fill=fill)
-    granting = _Granting(capacity, nodes)
-    gap_fillers = _keep(granting, entries, candidates, runs, accounts.gap_fillers)
+    granting = _Granting(capacity, nodes, quotas)
+    fillers = _keep(granting, entries, candidates, runs, accounts.gap_fillers)
     moved = True
     while moved:
-        _grant_in_order(granting, entries, candidates, gap_fillers)
+        _grant_in_order(granting, entries, candidates, fillers)
         moved = _move_up(granting, candidates, accounts.shares, runs)
     return _marked(granting, entries, candidates, priority, runs)
 
@@ -114,19 +121,19 @@ def _keep(
     candidates: Sequence[Candidate],
     runs: Mapping[Combination, str],
     gap_fillers: Collection[Combination],
-) -> dict[str, list[tuple[Candidate, str]]]:
+) -> list[tuple[Candidate, str]]:
     """Grant combinations within their quantum (``runs``) the round where they run, gap fillers excepted.
 
     Returns:
-        By GPU type, the gap fillers within their quantum, with their worker types.
+        The gap fillers within their quantum, with their worker types.
     """
-    excepted: dict[str, list[tuple[Candidate, str]]] = {}
+    excepted = []
     for *_, number, worker_type in entries if runs else ():
         candidate = candidates[number]
         if runs.get(candidate.combination) != worker_type:
             continue
         if candidate.combination in gap_fillers:
-            excepted.setdefault(gpu_type_of(worker_type), []).append((candidate, worker_type))
+            excepted.append((candidate, worker_type))
         else:
             granting.grant(candidate, worker_type)
     return excepted
@@ -136,19 +143,19 @@ def _grant_in_order(
     granting: _Granting,
     entries: Iterable[_Entry],
     candidates: Sequence[Candidate],
-    gap_fillers: dict[str, list[tuple[Candidate, str]]],
+    gap_fillers: list[tuple[Candidate, str]],
 ) -> None:
-    """Grant GPUs by priority; where they do not suffice for a combination, gap fillers of that GPU type come next."""
+    """Grant GPUs by priority; where a combination lacks some of its GPUs, gap fillers of that gap come next."""
     for _, negative, _, _, number, worker_type in entries:
         if not granting.left:
             break
         candidate = candidates[number]
-        if granting.grant(candidate, worker_type):
+        if granting.grant(candidate, worker_type) or -negative <= NO_PRIORITY:
             continue
-        if -negative > NO_PRIORITY and granting.leaves_gap(candidate, worker_type):
-            granting.begin_gap(worker_type)
-            for filler, filled in gap_fillers.pop(gpu_type_of(worker_type), ()):
-                granting.grant(filler, filled)
+        if granting.begin_gap(candidate, worker_type):
+            for filler in [one for one in gap_fillers if granting.fills_gap(*one)]:
+                gap_fillers.remove(filler)
+                granting.grant(*filler)
 
 
 def _move_up(
@@ -187,7 +194,7 @@ def _marked(
     for _, negative, _, _, number, worker_type in entries:
         if len(waiting) == granting.gpu_types:
             break
-        if -negative > NO_PRIORITY and not granting.has_grant(candidates[number]):
+        if -negative > NO_PRIORITY and granting.could_have(candidates[number], worker_type):
             waiting.setdefault(gpu_type_of(worker_type), -negative)
     marked = []
     for combination, granted in granting.round_grants.items():
@@ -230,42 +237,71 @@ class _Granting:
         round_grants: the round grants by combination, in the order in which they were chosen.
     """
 
-    def __init__(self, capacity: Mapping[str, int], nodes: Mapping[str, Sequence[int]] | None) -> None:
+    def __init__(
+        self, capacity: Mapping[str, int], nodes: Mapping[str, Sequence[int]] | None, quotas: Sequence[Quota]
+    ) -> None:
         self._free = dict(capacity)
         self._free_by_node = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
-        self._gaps: set[str] = set()
+        self._gaps: set[str] = set()  # GPU types
+        self._gaps_of_quotas: set[int] = set()  # positions
         self._busy: set[str] = set()
+        self._budget = QuotaBudget(quotas)
         self.gpu_types = len(self._free)
         self.left = sum(self._free.values())
         self.round_grants: dict[Combination, RoundGrant] = {}
 
     def grant(self, candidate: Candidate, worker_type: str) -> bool:
-        """Grant the round to a combination if its GPUs are free and none of its jobs has a grant; whether it has."""
-        if self.has_grant(candidate) or not self._occupy(candidate, worker_type):
+        """Grant the round to a combination that could have it, if its GPUs are free; whether it has the round."""
+        if not self.could_have(candidate, worker_type) or not self._occupy(candidate, worker_type):
             return False
+        self._budget.charge(candidate.combination, candidate.gpus, [gpu_type_of(worker_type)])
         self._busy.update(candidate.combination)
         return True
 
     def move(self, candidate: Candidate, from_type: str, worker_type: str) -> bool:
         """Grant a combination free GPUs instead of those of the worker type ``from_type``; whether it has them."""
         before = self.round_grants.get(candidate.combination)
-        if before is None or before.worker_type != from_type or not self._occupy(candidate, worker_type):
+        if before is None or before.worker_type != from_type:
             return False
-        self._free[before.gpu_type] += before.gpus
-        self.left += before.gpus
-        return True
+        self._budget.refund(candidate.combination, before.gpus, [before.gpu_type])
+        moved = self._allows(candidate, worker_type) and self._occupy(candidate, worker_type)
+        gpu_type = gpu_type_of(worker_type) if moved else before.gpu_type
+        self._budget.charge(candidate.combination, before.gpus, [gpu_type])
+        if moved:
+            self._free[before.gpu_type] += before.gpus
+            self.left += before.gpus
+        return moved
 
-    def has_grant(self, candidate: Candidate) -> bool:
-        """Whether a job of the combination has a grant."""
-        return not self._busy.isdisjoint(candidate.combination)
+    def could_have(self, candidate: Candidate, worker_type: str) -> bool:
+        """Whether no job of the combination has a grant, and quotas leave all of them enough GPUs."""
+        return self._busy.isdisjoint(candidate.combination) and self._allows(candidate, worker_type)
 
-    def leaves_gap(self, candidate: Candidate, worker_type: str) -> bool:
-        """Whether no job of the combination has a grant, while some GPUs of the type are free."""
-        return not self.has_grant(candidate) and self._free.get(gpu_type_of(worker_type), 0) > 0
+    def begin_gap(self, candidate: Candidate, worker_type: str) -> bool:
+        """Count further grants of what a combination lacks a part of as those of gap fillers; whether it lacks a part.
 
-    def begin_gap(self, worker_type: str) -> None:
-        """Count all further grants of the GPU type as those of gap fillers."""
-        self._gaps.add(gpu_type_of(worker_type))
+        These are grants of the GPU type, or those that are charged to quotas that leave the combination too little.
+        """
+        gpu_type = gpu_type_of(worker_type)
+        if not self._busy.isdisjoint(candidate.combination) or self._free.get(gpu_type, 0) <= 0:
+            return False
+        exceeded = self._budget.exceeded(candidate.combination, candidate.gpus, gpu_type)
+        if not exceeded:
+            self._gaps.add(gpu_type)
+            return True
+        partly = [number for number in exceeded if self._budget.left[number] > 0]
+        self._gaps_of_quotas.update(partly)
+        return bool(partly)
+
+    def fills_gap(self, candidate: Candidate, worker_type: str) -> bool:
+        """Whether a grant of this worker type would be a gap filler's."""
+        if gpu_type_of(worker_type) in self._gaps:
+            return True
+        of_quotas = (self._budget.quotas_of.get(uid, ()) for uid in candidate.combination if self._gaps_of_quotas)
+        return any(not self._gaps_of_quotas.isdisjoint(numbers) for numbers in of_quotas)
+
+    def _allows(self, candidate: Candidate, worker_type: str) -> bool:
+        """Whether quotas leave all jobs of the combination enough GPUs."""
+        return self._budget.allows(candidate.combination, candidate.gpus, gpu_type_of(worker_type))
 
     def _occupy(self, candidate: Candidate, worker_type: str) -> bool:
         """Grant a combination its GPUs if they are free, whatever its jobs have; whether they are."""
@@ -278,7 +314,8 @@ class _Granting:
             return False
         self._free[gpu_type] -= gpus
         self.left -= gpus
-        granted = RoundGrant(candidate.combination, gpu_type, gpus, worker_type != gpu_type, gpu_type in self._gaps)
+        fills_gap = self.fills_gap(candidate, worker_type)
+        granted = RoundGrant(candidate.combination, gpu_type, gpus, worker_type != gpu_type, fills_gap)
         self.round_grants[candidate.combination] = granted
         return True
 

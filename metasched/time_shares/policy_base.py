@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from metasched.capacity.quota_budget import QuotaBudget, quota_reached
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
@@ -37,6 +38,7 @@ from metasched.time_shares.candidates import candidates_of, with_all_pairs
 from metasched.time_shares.deficits import carried_over
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.granting import choose, runs_within_quantum
+from metasched.time_shares.quota_limits import with_sizes_within_quotas, within_quotas
 from metasched.time_shares.recomputation import has_changed, pair_speeds
 from metasched.time_shares.round_mechanism import (
     ACCOUNTS,
@@ -163,6 +165,7 @@ class TimeSharePolicy(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Recompute time shares if that is due, and grant the round by the round mechanism."""
+        snapshot = with_sizes_within_quotas(snapshot)
         data = _data(state)
         accounts = _accounts(data)
         if self.parameters.carry:
@@ -184,7 +187,7 @@ class TimeSharePolicy(Policy):
             if delay:
                 pending = self._pending(snapshot, inputs, memory, current)
             else:
-                shares, memory = self.time_shares(inputs, memory)
+                shares, memory = self._shares_within_quotas(inputs, memory)
                 accounts = self._renewed(accounts, inputs, shares, snapshot.round_seconds)
                 computed_for = {**current, **self._pair_dependencies(inputs, shares)}
         if delay:
@@ -205,6 +208,7 @@ class TimeSharePolicy(Policy):
             types_in_turn=types,
             fill=self.fills,
             nodes=inputs.node_gpus,
+            quotas=inputs.quotas,
         )
         accounts = accounts.assign(round_grants)
         decision = _decision(
@@ -227,6 +231,7 @@ class TimeSharePolicy(Policy):
         Returns:
             JSON-compatible data for ``Snapshot.precomputed``; None where no recomputation is due, or one is pending.
         """
+        snapshot = with_sizes_within_quotas(snapshot)
         data = _data(state)
         accounts, inputs = _accounts(data), allocation_inputs(snapshot, placement=self.placement)
         current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
@@ -235,11 +240,18 @@ class TimeSharePolicy(Policy):
             return None
         return self._pending(snapshot, inputs, data.get("memory", {}), current)
 
+    def _shares_within_quotas(
+        self, inputs: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[TimeShares, Mapping[str, Any]]:
+        """The policy's time shares, reduced to what quotas allow, and the memory for the next call."""
+        shares, memory = self.time_shares(inputs, memory)
+        return within_quotas(shares, inputs.quotas, {job.uid: job.gpus for job in inputs.jobs}), memory
+
     def _pending(
         self, snapshot: Snapshot, inputs: AllocationInputs, memory: Mapping[str, Any], current: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Time shares that come into force later, with the inputs that they are computed for, JSON-compatible."""
-        shares, memory = self.time_shares(inputs, memory)
+        shares, memory = self._shares_within_quotas(inputs, memory)
         no_share = {job.uid for job in inputs.jobs}.difference(*shares)
         computed_for = {**current, **self._pair_dependencies(inputs, shares), NO_SHARE: sorted(no_share)}
         return {"round": snapshot.round, "shares": to_rows(shares), COMPUTED_FOR: computed_for, "memory": memory}
@@ -264,6 +276,7 @@ class TimeSharePolicy(Policy):
             "jobs": [job.uid for job in inputs.jobs],
             "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in inputs.jobs],
             "gpus": dict(inputs.capacity),
+            "quotas": [[quota.left, quota.of_jobs, quota.gpu_type, sorted(quota.members)] for quota in inputs.quotas],
             "parameters": self.parameters.model_dump(mode="json"),
         }
         if self.parameters.heed_speeds:
@@ -346,10 +359,16 @@ def _decision(
             shares_gpus = reason.and_also(_shares_gpus_of(snapshot.job[first]))
             grants.append(replace(host, uid=uid, reason=shares_gpus, co_runner=first, time_slicing=time_slicing))
     served = {grant.uid for grant in grants}
+    budget = QuotaBudget(inputs.quotas)
+    for granted in round_grants:
+        budget.charge(granted.combination, granted.gpus, [granted.gpu_type])
     fallback: list[tuple[float, Grant]] = []
     waits = {}
     for job in inputs.jobs:
         if job.uid in served:
+            continue
+        if job.uid in inputs.over_quota:
+            waits[job.uid] = inputs.over_quota[job.uid]
             continue
         if not inputs.gpus_per_node[job.uid]:
             if (place := job.placement) is not None and place.gpus == job.gpus:
@@ -361,13 +380,14 @@ def _decision(
         by_type, worker_types = priority.get((job.uid,), {}), inputs.worker_types(job.uid)
         best = max(worker_types, key=lambda worker_type: by_type.get(worker_type, NO_PRIORITY))
         reason = reasons.wait(job.uid, worker_types)
-        if fill or best in by_type:
+        beyond_quota = None if fill else _beyond_quota(job, inputs.gpus_per_node[job.uid], budget)
+        if fill or (best in by_type and beyond_quota is None):
             gpu_type = gpu_type_of(best)
             others = inputs.other_types(job.uid, gpu_type) if fill else ()
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type, other_types=others)
             fallback.append((by_type.get(best, NO_PRIORITY), grant))
         else:
-            waits[job.uid] = reason
+            waits[job.uid] = beyond_quota or reason
     fallback.sort(key=lambda entry: -entry[0])
     without = [Grant(job.uid, 0, CPU_ONLY) for job in snapshot.jobs if job.gpus == 0 and job.uid not in served]
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
@@ -393,6 +413,12 @@ def _retained_grants(inputs: AllocationInputs, *, time_slicing: bool) -> Iterato
 def _shares_gpus_of(host: Job) -> Reason:
     """The reason of a job that has the GPUs of another one."""
     return Reason.of(Code.SHARES_GPUS, co_runner=host.slurm_job_id)
+
+
+def _beyond_quota(job: Job, gpu_types: Iterable[str], budget: QuotaBudget) -> Reason | None:
+    """The reason of a job to which quotas leave too few GPUs of each of its types; None where they leave enough."""
+    gpus, number = max(budget.most_gpus(job.uid, [gpu_type]) for gpu_type in gpu_types)
+    return quota_reached(budget.quotas[number], gpus) if gpus < job.gpus else None
 
 
 def _exceeds(job: Job, *, displaced: bool) -> Reason:

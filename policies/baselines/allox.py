@@ -32,7 +32,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
+from metasched.capacity.quota_budget import QuotaBudget
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
@@ -111,6 +112,7 @@ class AlloX(TimeSharePolicy):
         The memory has the GPU types of both, by uid, and the uids of jobs with declared steps. A job whose declared
         steps are contradicted meanwhile has started by a wrong time: it waits again.
         """
+        inputs = _within_quotas(inputs, memory.get("backfilled", {}), memory.get("started", {}))
         jobs = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
         declared = {job.uid for job in jobs if job.remaining_steps is not None}
         believed = [job for job in jobs if job.uid in declared or job.uid not in memory.get("declared", ())]
@@ -196,6 +198,31 @@ class AlloX(TimeSharePolicy):
             return waiting
         machines = sum(_machines([gpus for gpus in free.values() if gpus > 0], fmean(job.gpus for job in waiting)))
         return waiting[: max(int(self.parameters.alpha * len(waiting)), machines)]
+
+
+def _within_quotas(
+    inputs: AllocationInputs, backfilled: Mapping[str, str], started: Mapping[str, str]
+) -> AllocationInputs:
+    """The allocation inputs, without GPU types on which a job could exceed a quota: started jobs first, then shortest.
+
+    A job counts against the quotas of every GPU type that it may get: which one it gets is decided later.
+
+    Args:
+        inputs: allocation inputs of the round.
+        backfilled: GPU type of each backfilled job, by uid.
+        started: GPU type of each started job, by uid.
+    """
+    if not inputs.quotas:
+        return inputs
+    types, budget = sorted(inputs.capacity), QuotaBudget(inputs.quotas)
+    shortest = dict(zip(inputs.gpus_per_node, _seconds(inputs, inputs.jobs, types).min(axis=1).tolist(), strict=True))
+    order = sorted(inputs.jobs, key=lambda job: (job.uid not in started, job.uid not in backfilled, shortest[job.uid]))
+    allowed = {}
+    for job in order:
+        found = inputs.gpus_per_node[job.uid]
+        allowed[job.uid] = {t: spread for t, spread in found.items() if budget.allows([job.uid], job.gpus, t)}
+        budget.charge([job.uid], job.gpus, tuple(allowed[job.uid]))
+    return replace(inputs, gpus_per_node={job.uid: allowed[job.uid] for job in inputs.jobs})
 
 
 def _machines(gpus: Sequence[int], width: float) -> list[int]:

@@ -1,7 +1,7 @@
 """FIFO over GPU types, in both of Gavel's forms: agnostic of speeds, and aware of them (OSDI 2020, section 4.2).
 
 Jobs get a GPU type in the order of submission, until a job finds no type with enough free GPUs; this job and all later
-ones wait. A job that cannot run on any type with enough free GPUs is passed over.
+ones wait. A job that cannot run on any type with enough free GPUs, or that quotas allow none of them, is passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from metasched.capacity.quota_budget import QuotaBudget
 from metasched.core.model import Job
 from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
@@ -72,22 +73,31 @@ def _assign(
         before: by uid, the GPU types of the last round, which jobs keep while GPUs suffice.
         choose: chooses a job's type among those with enough free GPUs.
     """
-    free = dict(inputs.capacity)
+    free, budget = dict(inputs.capacity), QuotaBudget(inputs.quotas)
     assigned: dict[str, str] = {}
+
+    def assign(job: Job, gpu_type: str) -> None:
+        assigned[job.uid] = gpu_type
+        free[gpu_type] -= job.gpus
+        budget.charge([job.uid], job.gpus, [gpu_type])
+
     for job in inputs.jobs:
         gpu_type = before.get(job.uid, "")
-        if gpu_type in inputs.gpus_per_node[job.uid] and free.get(gpu_type, 0) >= job.gpus:
-            assigned[job.uid] = gpu_type
-            free[gpu_type] -= job.gpus
+        if (
+            gpu_type in inputs.gpus_per_node[job.uid]
+            and free.get(gpu_type, 0) >= job.gpus
+            and budget.allows([job.uid], job.gpus, gpu_type)
+        ):
+            assign(job, gpu_type)
     for job in inputs.jobs:
         if job.uid in assigned or not inputs.gpus_per_node[job.uid]:
             continue
         with_enough = [gpu_type for gpu_type, gpus in sorted(free.items()) if gpus >= job.gpus]
         if not with_enough:
             break
-        if types := [gpu_type for gpu_type in with_enough if gpu_type in inputs.gpus_per_node[job.uid]]:
-            assigned[job.uid] = gpu_type = choose(job, types)
-            free[gpu_type] -= job.gpus
+        types = [gpu_type for gpu_type in with_enough if gpu_type in inputs.gpus_per_node[job.uid]]
+        if types := [gpu_type for gpu_type in types if budget.allows([job.uid], job.gpus, gpu_type)]:
+            assign(job, choose(job, types))
     return assigned
 
 

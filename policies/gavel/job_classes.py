@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from metasched.core.model import Job
+from metasched.core.model import Job, Quota
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.round_mechanism import UNCONSOLIDATED, Combination, TimeShares
 from policies.gavel.pair_times import ROUNDING, JobTime, divide_pair, pair_off, split_in_halves
-from policies.gavel.problem import Floats, NodeLimit, Pairs, Pools, Problem
+from policies.gavel.problem import Floats, NodeLimit, Pairs, Pools, Problem, QuotaLimit
 
 PAIR_GAIN = 1.05
 """Least sum of two jobs' co-located speeds, each over its speed alone, with which they may share GPUs (section 3.1)."""
@@ -41,7 +41,7 @@ class JobClasses:
     types: Sequence[str]
 
     @classmethod
-    def of(cls, inputs: AllocationInputs, *, aware: bool, class_key: ClassKey) -> JobClasses:
+    def of(cls, inputs: AllocationInputs, *, aware: bool, class_key: ClassKey, quotas: bool = False) -> JobClasses:
         """Put jobs with equal speeds, GPUs and class key into one class; jobs that fit nowhere are in no class.
 
         Args:
@@ -49,11 +49,13 @@ class JobClasses:
             aware: whether speeds differ between types. Else every type that can run a job counts as its fastest, as in
                 the heterogeneity-agnostic policies, and no GPUs are shared.
             class_key: what else distinguishes the policy's jobs.
+            quotas: whether the program knows the quotas, which then distinguish jobs, too.
         """
         types = sorted(inputs.capacity)
         speeds = _fitting(inputs, _speeds(inputs))
         unconsolidated = _fitting(inputs, inputs.unconsolidated_speeds) if aware else {}
         further = [t for t in types if any(t in speeds_of for speeds_of in unconsolidated.values())]
+        known_quotas = inputs.quotas if quotas else ()
         classes: dict[Hashable, list[Job]] = {}
         rows: list[tuple[float, ...]] = []
         for job in inputs.jobs:
@@ -67,7 +69,8 @@ class JobClasses:
                 # Jobs of equal speed alone may differ in co-located speed, which depends on the model.
                 shape = tuple(inputs.gpus_per_node[job.uid].items()) if slower else ()
                 sharing = (job.speed, job.whole_gpus) if inputs.sharing else None
-                key = (job.gpus, row, shape, sharing, class_key(job))
+                limits = [number for number, quota in enumerate(known_quotas) if job.uid in quota.members]
+                key = (job.gpus, row, shape, sharing, tuple(limits), class_key(job))
                 if key not in classes:
                     classes[key] = []
                     rows.append(row)
@@ -86,6 +89,7 @@ class JobClasses:
             pools=pools,
             source=tuple(types.index(t) for t in further),
             node_limits=tuple(_node_limits(inputs, members, types)) if further else (),
+            quotas=tuple(_quota_limits(known_quotas, members, types)),
         )
         return cls(inputs, problem, members, [*types, *(t + UNCONSOLIDATED for t in further)])
 
@@ -146,6 +150,16 @@ def _node_limits(
             if nodes * least < gpus:
                 slots = [float(sum(part >= least for part in per_node)) for per_node in consolidated]
                 yield NodeLimit(worker_type, np.array(slots), float(nodes))
+
+
+def _quota_limits(
+    quotas: Iterable[Quota], members: Sequence[Sequence[Job]], types: Sequence[str]
+) -> Iterator[QuotaLimit]:
+    """The quotas as limits of classes, of which all jobs have the same quotas."""
+    for quota in quotas:
+        use = [float(quota.use(job.gpus)) if job.uid in quota.members else 0.0 for job, *_ in members]
+        counted = np.array([quota.counts(gpu_type) for gpu_type in types], dtype=bool)
+        yield QuotaLimit(np.array(use), counted, float(max(quota.left, 0)))
 
 
 def _pairs_and_pools(

@@ -48,7 +48,7 @@ class MergedClasses:
         """
         if len(problem.pairs.first) or len(problem.pools.single_kind) or not len(problem.rates):
             return None
-        limited = [limit.slots for limit in problem.node_limits]
+        limited = [limit.slots for limit in problem.node_limits] + [quota.use for quota in problem.quotas]
         rows = np.column_stack([problem.rates, problem.scale, *limited, *map(_rounded, coefficients)])
         _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         of = of.reshape(-1)
@@ -60,6 +60,7 @@ class MergedClasses:
             counts=np.bincount(of, problem.counts).astype(float),
             scale=problem.scale[first],
             node_limits=tuple(replace(limit, slots=limit.slots[first]) for limit in problem.node_limits),
+            quotas=tuple(replace(quota, use=quota.use[first]) for quota in problem.quotas),
         )
         return cls(merged, of, first, problem)
 

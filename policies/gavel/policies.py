@@ -67,12 +67,26 @@ class GavelPolicy(TimeSharePolicy):
         """Whether consolidated and unconsolidated GPUs are two worker types, the parameter ``placement``."""
         return self.parameters.placement
 
+    @property
+    def limits_quotas(self) -> bool:
+        """Whether the program has the quotas as constraints (``Problem.limits_quotas``)."""
+        return False
+
+    @property
+    def knows_quotas(self) -> bool:
+        """Whether the program knows the quotas; jobs of different quotas are then no longer alike to it."""
+        return self.limits_quotas
+
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """The solution of the policy's program; the memory is that of ``remember``, and ``DEGRADED``."""
         memory = {key: value for key, value in memory.items() if key != DEGRADED}
-        classes = JobClasses.of(inputs, aware=self.parameters.aware, class_key=self.class_key())
+        classes = JobClasses.of(
+            inputs, aware=self.parameters.aware, class_key=self.class_key(), quotas=self.knows_quotas
+        )
         if not classes.members:
             return {}, memory
+        if self.limits_quotas:
+            classes = replace(classes, problem=replace(classes.problem, limits_quotas=True))
         memory = self.remember(classes, memory)
         x, degraded = self._solve_or_substitute(classes, memory)
         if self.types_alike and not self.parameters.aware:
@@ -151,6 +165,11 @@ class GavelLas(GavelPolicy):
     Parameters: ClassVar[type[GavelLasParameters]] = GavelLasParameters
     parameters: GavelLasParameters
 
+    @property
+    def limits_quotas(self) -> bool:
+        """True with water filling: jobs that their quota limits grow no more, and the others go on."""
+        return self.parameters.fill
+
     def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
         """Max-min fairness by weight, or water filling."""
         del memory
@@ -198,9 +217,17 @@ class GavelMakespan(GavelPolicy):
 
 
 class GavelFinishTimeFairness(GavelPolicy):
-    """The smallest maximum rho: a job's JCT over its JCT with 1/n of the cluster (section 4.2)."""
+    """The smallest maximum rho: a job's JCT over its JCT with 1/n of the cluster (section 4.2).
+
+    The GPUs of X^isolated are those that quotas allow: a job that waits for its own quota is not treated unfairly.
+    """
 
     name: ClassVar[str] = "gavel_ftf"
+
+    @property
+    def knows_quotas(self) -> bool:
+        """True: X^isolated is within the quotas."""
+        return True
 
     def class_key(self) -> ClassKey:
         """Each job is a class of its own, because no two jobs have the same past."""
@@ -231,6 +258,11 @@ class GavelFinishTimeFairness(GavelPolicy):
 
 class GavelInOrder(GavelPolicy):
     """Base: jobs have positions in a queue, and throughput counts more for earlier positions."""
+
+    @property
+    def limits_quotas(self) -> bool:
+        """True: the first members of a quota come first, as among all jobs."""
+        return True
 
     def class_key(self) -> ClassKey:
         """Each job is a class of its own, because no two jobs have the same position."""
@@ -380,6 +412,11 @@ class GavelHierarchical(GavelPolicy):
     name: ClassVar[str] = "gavel_hierarchical"
     Parameters: ClassVar[type[GavelHierarchicalParameters]] = GavelHierarchicalParameters
     parameters: GavelHierarchicalParameters
+
+    @property
+    def limits_quotas(self) -> bool:
+        """True, as with all water filling."""
+        return True
 
     def entity(self, job: Job) -> Entity:
         """The entity of a job; ``weights`` has the weights of accounts that are not named."""

@@ -110,6 +110,21 @@ class NodeLimit:
 
 
 @dataclass(frozen=True)
+class QuotaLimit:
+    """A quota of GPUs or running jobs that is below what its members ask for.
+
+    Attributes:
+        use: GPUs (of a quota of jobs: jobs, 1.0) for which a job of each class counts, shape (M,); 0.0 for others.
+        gpu_types: whether GPUs of each GPU type count, shape (GPU types,).
+        most: GPUs or jobs that the members may have.
+    """
+
+    use: Floats
+    gpu_types: Bools
+    most: float
+
+
+@dataclass(frozen=True)
 class Problem:
     """M classes of jobs and J worker types, of which the GPU types come first.
 
@@ -122,6 +137,9 @@ class Problem:
         pools: further pairs of classes that may be co-located, by kinds of jobs.
         source: number of the GPU type of each further, unconsolidated worker type.
         node_limits: further limits of consolidated worker types.
+        quotas: quotas, within which X^isolated is.
+        limits_quotas: whether valid allocations are within the quotas, too. Programs of two stages do without: the
+            members of a quota would have the worst objective, and the other GPUs would go to the fastest jobs.
         robust: whether HiGHS's slower but more robust methods solve the programs.
     """
 
@@ -133,6 +151,8 @@ class Problem:
     pools: Pools
     source: tuple[int, ...] = ()
     node_limits: tuple[NodeLimit, ...] = ()
+    quotas: tuple[QuotaLimit, ...] = ()
+    limits_quotas: bool = False
     robust: bool = False
 
     @cached_property
@@ -209,7 +229,8 @@ class Problem:
     def limits(self) -> tuple[sp.csr_array, Floats]:
         """A and b of A x <= b, which makes an allocation valid.
 
-        Rows: each class's time (section 3.1, constraint 2), each GPU type's GPUs (constraint 3), node limits, pools.
+        Rows: each class's time (section 3.1, constraint 2), each GPU type's GPUs (constraint 3), node limits, quotas,
+        pools.
         """
         variable, member, _ = self._contributions
         combination, worker_type = self.columns
@@ -223,6 +244,11 @@ class Problem:
             within = (worker_type == limit.worker_type) & (self.gpus > 0)
             blocks.append(sp.coo_array(np.where(within, limit.slots[self.representative], 0.0)[None, :]))
             bounds.append(np.array([limit.most]))
+        for quota in self.quotas if self.limits_quotas else ():
+            counts = quota.use[member] * quota.gpu_types[self.gpu_type[variable]]
+            used = np.nonzero(counts)[0]
+            blocks.append(sp.coo_array((counts[used], (np.zeros_like(used), variable[used])), shape=(1, size)))
+            bounds.append(np.array([quota.most]))
         if len(self.pools.single_kind):
             blocks.append(self._pool_limits())
             bounds.append(np.zeros(blocks[-1].shape[0]))
@@ -264,13 +290,20 @@ class Problem:
         """Fraction of one job's time on each GPU type under X^isolated, shape (M, GPU types)."""
         rates = self.rates[:, : len(self.capacity)]
         share = (rates > 0) * self.capacity / self.counts.sum() / self.scale[:, None]
-        return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1.0))
+        share = share / np.maximum(share.sum(axis=1, keepdims=True), 1.0)
+        for quota in self.quotas:
+            counted = (quota.use > 0)[:, None] & quota.gpu_types
+            used = float(((self.counts * quota.use)[:, None] * np.where(counted, share, 0.0)).sum())
+            if used > quota.most:
+                share = np.where(counted, share * (quota.most / used), share)
+        return np.asarray(share)
 
     @cached_property
     def isolated(self) -> Floats:
         """Throughput of one job under X^isolated, steps/s, shape (M,): 1/n of every type's GPUs for each of n jobs.
 
-        A job has at most all of its time, and no time on a type on which it cannot run.
+        A job has at most all of its time, and no time on a type on which it cannot run. Quotas reduce the time of their
+        members in proportion.
         """
         return np.asarray((self.rates[:, : len(self.capacity)] * self._isolated_shares).sum(axis=1))
 

@@ -86,6 +86,25 @@ def test_an_accounts_limit_leaves_others_the_rest(site, sacctmgr):
     assert site.job(inside[2]).status == "held"
 
 
+def test_jobs_that_wait_for_a_limit_hold_up_no_others(site, sacctmgr):
+    """Under time shares: five jobs of bob take turns on three GPUs, beside more jobs of an account without any left."""
+    sacctmgr("add account vision cluster=main", undone_by="delete account vision")
+    sacctmgr("add user alice account=vision", undone_by="delete user alice account=vision")
+    sacctmgr("modify account vision set GrpTRES=gres/gpu=1")
+    site.configure(policy="gavel_las", parameters="quantum_restarts = 0.0\n" + ACCOUNTING)
+    site.submit("alice", "sleep 3600", "--gres=gpu:1", "-w", "c1", "-A", "vision", tag=None)
+    site.submit("bob", "sleep 3600", "--gres=gpu:4", "-w", "c2", tag=None)
+    limited = [site.submit("alice", WAITS, "--gres=gpu:1", "-A", "vision") for _ in range(5)]
+    others = [site.submit("bob", WAITS, "--gres=gpu:1") for _ in range(5)]
+    site.wait(
+        lambda: all((job := site.job(training)) is not None and job.attained_service > 0 for training in others),
+        why="a job of no limit does not run",
+    )
+    for training in limited:
+        assert "account vision: GrpTRES gres/gpu=1" in site.job(training).reason
+        assert site.job(training).attained_service == 0
+
+
 def test_jobs_of_an_intake_qos_need_no_tag(site, sacctmgr):
     """All other jobs are left to Slurm."""
     sacctmgr("add qos train", undone_by="delete qos train")

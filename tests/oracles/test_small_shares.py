@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
 
 from metasched.core.model import Status
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from policies.baselines.allox import AlloX
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
-from policies.baselines.gavel_fifo import GavelFifo
 from policies.baselines.isolated import Isolated
-from policies.baselines.max_sum_throughput import MaxSumThroughput
 from policies.gavel.policies import (
     Entity,
-    GavelCost,
-    GavelFinishTimeFairness,
-    GavelFirstCome,
     GavelHierarchical,
     GavelHierarchicalParameters,
     GavelLas,
     GavelLasParameters,
     GavelMakespan,
-    GavelShortestFirst,
-    GavelThroughput,
 )
+from tests.oracles.churn import EVERY, Churn
 from tests.unit.gavel_tables import cluster, known_job, small_table
 from tests.unit.rounds import Rounds
-
-
-@dataclass
-class Churn(Rounds):
-    """Rounds in each of which a tiny job ends and another one arrives, so that time shares are always recomputed."""
-
-    tiny: dict = field(default_factory=lambda: {"gpu_types": ("k80",)})
-
-    def step(self):
-        number = len(self.history)
-        self.jobs.pop(f"tiny{number - 1}", None)
-        self.arrivals.setdefault(number, []).append(known_job(f"tiny{number}", **self.tiny))
-        super().step()
-
-    def shares(self):
-        """The time shares in force, by combination."""
-        return {tuple(combination): share for combination, share in self.state.data["ledger"]["shares"]}
 
 
 class FixedShares(TimeSharePolicy):
@@ -134,25 +109,6 @@ def test_the_light_job_beside_unrelated_tiny_jobs_runs_as_soon_as_without_them()
     ]
     for rounds in (Rounds, Churn):
         assert rounds(GavelLas(), cluster(v100=1, k80=1), {0: jobs}).run(30).gpus("light").index(1) == 25
-
-
-EVERY = (
-    GavelLas(),
-    GavelLas(GavelLasParameters(fill=True)),
-    GavelHierarchical(),
-    GavelMakespan(),
-    GavelFinishTimeFairness(),
-    GavelFirstCome(),
-    GavelShortestFirst(),
-    GavelThroughput(),
-    GavelCost(),
-    GandivaFair(GandivaFairParameters(by_user=False)),
-    Isolated(),
-    Gandiva(),
-    AlloX(),
-    GavelFifo(),
-    MaxSumThroughput(),
-)
 
 
 @pytest.mark.parametrize("churn", [Rounds, Churn])

@@ -146,6 +146,33 @@ def test_no_job_waits_behind_a_job_that_waits_for_its_quota(name):
     assert reason_words.words(result.reasons["a5"]) == "the limit GrpTRES gres/gpu=4 leaves it 0 GPUs"
 
 
+def test_the_policy_sees_what_hidden_jobs_leave_of_the_quotas():
+    """A running job that must not start again keeps its GPUs, and is unknown to the policy."""
+    hidden = running("a", ("n1",), 3, blocked=Reason.text("bad tag"))
+    seen = []
+
+    def grants(shot):
+        seen.append(shot.quotas)
+        return (), ()
+
+    run_round(snapshot([hidden, job("b")], quota(4, "a", "b")), FixedPolicy(grants), None)
+    assert [each.left for each in seen[0]] == [1]
+
+
+@pytest.mark.parametrize("name", ["gavel_las", "gavel_ftf", "gandiva_fair", "gavel_fifo"])
+def test_time_shares_are_not_given_to_jobs_that_their_quota_leaves_nothing(name):
+    """Their reason names the limit, and the job of no limit has all of the time; a lowered limit stops a job."""
+    policy = installed_policies().get(name)
+    runs = {"status": Status.RUNNING, "placement": Placement(("n1",), 4, "v100")}
+    jobs = [job("a", 4, **runs), job("b", 4), job("c", 4)]
+    shot = snapshot(jobs, quota(3, "a", "b", name="GrpTRES gres/gpu=3"), nodes=NODES[:1])
+    result = run_round(shot, policy(policy.Parameters()), None)
+    assert result.targets.keys() == {"c"}
+    for uid in "ab":
+        assert reason_words.words(result.reasons[uid]) == "the limit GrpTRES gres/gpu=3 leaves it 3 GPUs"
+    assert all(combination == ["c"] for combination, _ in result.state.data["ledger"]["shares"])
+
+
 KINDS = st.sampled_from([(), ("v100",), ("a100",), ("v100", "a100")])
 
 

@@ -18,7 +18,7 @@ from metasched.time_shares.round_mechanism import (
     priorities,
 )
 from policies.gavel.policies import GavelLas, GavelLasParameters
-from tests.oracles.test_small_shares import EVERY
+from tests.oracles.churn import EVERY
 from tests.unit.gavel_tables import known_job
 from tests.unit.rounds import ROUND, Rounds
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import OptimizeResult
 
 import policies.gavel.solve
-from metasched.core.model import Node, Placement, Preempt, Status
+from metasched.core.model import Node, Placement, Preempt, Quota, Status
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import run_round
@@ -534,6 +534,25 @@ def test_finish_time_fairness_remembers_isolated_time():
     lost = [later[0].evolve(progress_steps=70.0), *later[1:], rated("d", left=10, v100=1.0)]
     third = run_round(snapshot(lost, cluster(v100=1), now=300.0), policy, second.state)
     assert third.state.data["memory"]["isolated"]["a"][:2] == [200.0, 100.0]
+
+
+def test_isolated_time_is_within_quotas():
+    """Of four GPUs, two jobs would have one each; a quota of one GPU leaves each member half of it."""
+    policy = GavelFinishTimeFairness()
+    jobs = [rated(uid, left=1000, v100=1.0) for uid in "abcd"]
+    shot = replace(snapshot(jobs, cluster(v100=4)), quotas=(Quota("q", frozenset("ab"), 1),))
+    memory = run_round(shot, policy, None).state.data["memory"]["isolated"]
+    assert {uid: past[2] for uid, past in memory.items()} == {"a": 0.5, "b": 0.5, "c": 1.0, "d": 1.0}
+
+
+@pytest.mark.parametrize("policy", [GavelFirstCome, GavelShortestFirst], ids=lambda policy: policy.name)
+def test_programs_with_an_order_are_within_quotas(policy):
+    """The first member has all that the quota allows, and the job behind both has the other GPU."""
+    jobs = [rated(uid, left=1000, v100=1.0, submitted=at) for uid, at in (("a", 0.0), ("b", 1.0), ("c", 2.0))]
+    quota = Quota("q", frozenset("ab"), 1)
+    shot = replace(snapshot(jobs, cluster(v100=2), now=9.0), quotas=(quota,))
+    found = run_round(shot, policy(), None).state.data["ledger"]["shares"]
+    assert {tuple(uids): share["v100"] for uids, share in found} == {("a",): pytest.approx(1), ("c",): pytest.approx(1)}
 
 
 @pytest.mark.parametrize("policy", [GavelFinishTimeFairness, GavelMakespan], ids=lambda policy: policy.name)
