@@ -14,11 +14,13 @@ from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.isolated import Isolated
 from policies.gavel.policies import (
     Entity,
+    GavelFinishTimeFairness,
     GavelHierarchical,
     GavelHierarchicalParameters,
     GavelLas,
     GavelLasParameters,
     GavelMakespan,
+    GavelParameters,
 )
 from tests.oracles.churn import EVERY, Churn
 from tests.unit.gavel_tables import cluster, known_job, small_table
@@ -136,6 +138,21 @@ def test_no_job_lacks_more_than_two_rounds_of_its_time_shares(policy, churn):
         for uid, before in lacking.items():
             lacking[uid] = before + sum(shares.get((uid,), {}).values()) - (uid in rounds.history[-1])
         assert max(lacking.values()) <= 2.0
+
+
+@pytest.mark.parametrize(("carry", "least", "most"), [(True, 0, 8), (False, 100, 100)])
+def test_a_new_job_runs_soon_beside_old_jobs_that_declare_nothing(carry, least, most):
+    """The time share that finish-time fairness gives it does not grow while it waits: the rho of the others does, too.
+
+    Where deficits do not count, as in the public code, it does not run at all.
+    """
+    old = [known_job(f"old{number}", gpu_types=("v100",)) for number in range(4)]
+    policy = GavelFinishTimeFairness(GavelParameters(carry=carry))
+    rounds = Churn(policy, cluster(v100=4, k80=1), {0: old}).run(1)
+    for number, job in enumerate(old):
+        rounds.jobs[job.uid] = rounds.jobs[job.uid].evolve(submitted=number - 43200.0)
+    rounds.arrivals[1] = [known_job("new", gpu_types=("v100",))]
+    assert least <= (*rounds.run(99).gpus("new"), 1).index(1) <= most
 
 
 @pytest.mark.parametrize("share", [0.2, 0.05])
