@@ -53,14 +53,14 @@ class QuotaBudget:
 
     def allows(self, uids: Iterable[str], gpus: int, gpu_type: str) -> bool:
         """Whether quotas leave jobs so many GPUs of a type each, all of them together."""
-        return not self.exceeded(uids, gpus, gpu_type)
-
-    def exceeded(self, uids: Iterable[str], gpus: int, gpu_type: str) -> list[int]:
-        """The positions of the quotas that leave jobs less than so many GPUs of a type each."""
         needed: dict[int, int] = {}
         for number, amount in self._amounts(uids, gpus, [gpu_type]):
             needed[number] = needed.get(number, 0) + amount
-        return [number for number, amount in needed.items() if amount > self.left[number]]
+        return all(amount <= self.left[number] for number, amount in needed.items())
+
+    def counting(self, uids: Iterable[str], gpu_type: str) -> set[int]:
+        """The positions of the quotas against which one of the jobs counts on GPUs of a type."""
+        return {number for number, _ in self._amounts(uids, 0, [gpu_type])}
 
     def most_gpus(self, uid: str, types: Collection[str | None]) -> tuple[float, int]:
         """The most GPUs that a job may have by its quotas, whichever of some types they are of.

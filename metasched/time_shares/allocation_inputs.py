@@ -25,7 +25,8 @@ class AllocationInputs:
     """The jobs, GPUs and speeds of a round that a time-share policy reads.
 
     Attributes:
-        jobs: GPU jobs that can have time shares, by submission.
+        jobs: GPU jobs that can have time shares, by submission; elastic ones of which quotas allow fewer GPUs than they
+            request, with that many.
         capacity: GPUs by type, without those of retained jobs.
         gpus_per_node: by uid, by GPU type, the job's placement there on the fewest nodes, as GPUs on each node,
             descending; the same number on each where the cluster realises no other. Only types that the job accepts,
@@ -123,10 +124,14 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
     for node in nodes:
         node_gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
     capacity = {gpu_type: sum(gpus) for gpu_type, gpus in node_gpus.items()}
-    by_shape: dict[object, Mapping[str, GpusPerNode]] = {}
-    by_speed: dict[object, tuple[Mapping[str, GpusPerNode], Mapping[str, float | None]]] = {}
     others = [job for job in snapshot.jobs if job.uid in retained_uids or consumes_quota_under_any_decision(job)]
     budget = QuotaBudget(net_of(snapshot.quotas, others))
+    jobs = [
+        _sized(job, shapes.of(job), budget) if job.min_gpus < job.gpus and job.uid in budget.quotas_of else job
+        for job in jobs
+    ]
+    by_shape: dict[object, Mapping[str, GpusPerNode]] = {}
+    by_speed: dict[object, tuple[Mapping[str, GpusPerNode], Mapping[str, float | None]]] = {}
     over_quota: dict[str, Reason] = {}
     gpus_per_node, speeds, unconsolidated = {}, {}, {}
     unconsolidated_by_speed: dict[object, Mapping[str, float]] = {}
@@ -174,6 +179,17 @@ def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, GpusPerNode]:
     return {gpu_type: spread for gpu_type, spread in found if spread is not None}
 
 
+def _sized(job: Job, shape: ShapeCapacity, budget: QuotaBudget) -> Job:
+    """The elastic job, with as many of its GPUs as quotas allow and nodes can hold; unchanged where that is too few."""
+    for size in sorted(job.sizes or range(job.min_gpus, job.gpus + 1), reverse=True):
+        if job.min_gpus <= size <= job.gpus:
+            sized = job if size == job.gpus else job.evolve(gpus=size)
+            found = _consolidated(sized, shape)
+            if found and _speeds(job.speed, _allowed_by_quotas(sized, found, budget)[0])[0]:
+                return sized
+    return job
+
+
 def _allowed_by_quotas(
     job: Job, found: Mapping[str, GpusPerNode], budget: QuotaBudget
 ) -> tuple[Mapping[str, GpusPerNode], Reason | None]:
@@ -198,7 +214,7 @@ def _binding(
             if any(map(quota.counts, types)):
                 wanted[number] += quota.use(job.gpus)
     for quota, amount in zip(budget.quotas, wanted, strict=True):
-        if amount > quota.left:
+        if amount > max(quota.left, 0):
             yield quota
 
 

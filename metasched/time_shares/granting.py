@@ -277,27 +277,28 @@ class _Granting:
         return self._busy.isdisjoint(candidate.combination) and self._allows(candidate, worker_type)
 
     def begin_gap(self, candidate: Candidate, worker_type: str) -> bool:
-        """Count further grants of what a combination lacks a part of as those of gap fillers; whether it lacks a part.
+        """Count further grants of what a combination needs as those of gap fillers; whether any of that is left.
 
-        These are grants of the GPU type, or those that are charged to quotas that leave the combination too little.
+        These are grants of the GPU type, unless quotas deny the combination its GPUs, and all that count against the
+        combination's quotas. Without all of these quotas, jobs would use up one while the combination lacks another.
         """
         gpu_type = gpu_type_of(worker_type)
-        if not self._busy.isdisjoint(candidate.combination) or self._free.get(gpu_type, 0) <= 0:
+        if not self._busy.isdisjoint(candidate.combination):
             return False
-        exceeded = self._budget.exceeded(candidate.combination, candidate.gpus, gpu_type)
-        if not exceeded:
+        quotas = self._budget.counting(candidate.combination, gpu_type)
+        left = [number for number in quotas if self._budget.left[number] > 0]
+        self._gaps_of_quotas.update(left)
+        lacks_gpus = self._free.get(gpu_type, 0) > 0 and self._allows(candidate, worker_type)
+        if lacks_gpus:
             self._gaps.add(gpu_type)
-            return True
-        partly = [number for number in exceeded if self._budget.left[number] > 0]
-        self._gaps_of_quotas.update(partly)
-        return bool(partly)
+        return lacks_gpus or bool(left)
 
     def fills_gap(self, candidate: Candidate, worker_type: str) -> bool:
         """Whether a grant of this worker type would be a gap filler's."""
-        if gpu_type_of(worker_type) in self._gaps:
+        gpu_type = gpu_type_of(worker_type)
+        if gpu_type in self._gaps:
             return True
-        of_quotas = (self._budget.quotas_of.get(uid, ()) for uid in candidate.combination if self._gaps_of_quotas)
-        return any(not self._gaps_of_quotas.isdisjoint(numbers) for numbers in of_quotas)
+        return not self._gaps_of_quotas.isdisjoint(self._budget.counting(candidate.combination, gpu_type))
 
     def _allows(self, candidate: Candidate, worker_type: str) -> bool:
         """Whether quotas leave all jobs of the combination enough GPUs."""

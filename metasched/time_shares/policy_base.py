@@ -38,7 +38,7 @@ from metasched.time_shares.candidates import candidates_of, with_all_pairs
 from metasched.time_shares.deficits import carried_over
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.granting import choose, runs_within_quantum
-from metasched.time_shares.quota_limits import with_sizes_within_quotas, within_quotas
+from metasched.time_shares.quota_limits import within_quotas
 from metasched.time_shares.recomputation import has_changed, pair_speeds
 from metasched.time_shares.round_mechanism import (
     ACCOUNTS,
@@ -165,13 +165,13 @@ class TimeSharePolicy(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Recompute time shares if that is due, and grant the round by the round mechanism."""
-        snapshot = with_sizes_within_quotas(snapshot)
         data = _data(state)
         accounts = _accounts(data)
         if self.parameters.carry:
             accounts = accounts.split_pairs(snapshot.jobs, snapshot.now)
-        accounts = accounts.record_received(snapshot.jobs)
         inputs = allocation_inputs(snapshot, placement=self.placement)
+        sized = {job.uid: job for job in inputs.jobs}
+        accounts = accounts.record_received([sized.get(job.uid, job) for job in snapshot.jobs])
         memory, computed_for = data.get("memory", {}), data.get(COMPUTED_FOR)
         delay = self.parameters.recompute_rounds
         if snapshot.precomputed is not None and self.precomputes(snapshot):
@@ -231,7 +231,6 @@ class TimeSharePolicy(Policy):
         Returns:
             JSON-compatible data for ``Snapshot.precomputed``; None where no recomputation is due, or one is pending.
         """
-        snapshot = with_sizes_within_quotas(snapshot)
         data = _data(state)
         accounts, inputs = _accounts(data), allocation_inputs(snapshot, placement=self.placement)
         current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
@@ -274,7 +273,7 @@ class TimeSharePolicy(Policy):
         """The inputs on which time shares depend, as JSON-compatible data: when they change, shares are recomputed."""
         current: dict[str, Any] = {
             "jobs": [job.uid for job in inputs.jobs],
-            "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in inputs.jobs],
+            "wishes": [[job.weight, job.slo_seconds, job.total_steps, job.gpus] for job in inputs.jobs],
             "gpus": dict(inputs.capacity),
             "quotas": [[quota.left, quota.of_jobs, quota.gpu_type, sorted(quota.members)] for quota in inputs.quotas],
             "parameters": self.parameters.model_dump(mode="json"),
@@ -416,9 +415,9 @@ def _shares_gpus_of(host: Job) -> Reason:
 
 
 def _beyond_quota(job: Job, gpu_types: Iterable[str], budget: QuotaBudget) -> Reason | None:
-    """The reason of a job to which quotas leave too few GPUs of each of its types; None where they leave enough."""
+    """The reason of a job that cannot run on what quotas leave of any of its types; None where it can."""
     gpus, number = max(budget.most_gpus(job.uid, [gpu_type]) for gpu_type in gpu_types)
-    return quota_reached(budget.quotas[number], gpus) if gpus < job.gpus else None
+    return quota_reached(budget.quotas[number], gpus) if gpus < job.min_gpus else None
 
 
 def _exceeds(job: Job, *, displaced: bool) -> Reason:

@@ -1,37 +1,12 @@
-"""What quotas leave of requests and of time shares, so that no job lacks time that its quotas do not allow. Pure."""
+"""Time shares within quotas, so that no job lacks time that its quotas do not allow. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from metasched.capacity.quota_budget import QuotaBudget, net_of
-from metasched.core.model import Job, Quota, Snapshot
-from metasched.core.retention import consumes_quota_under_any_decision
+from metasched.capacity.quota_budget import QuotaBudget
+from metasched.core.model import Quota
 from metasched.time_shares.round_mechanism import Combination, TimeShares, gpu_type_of
-
-
-def with_sizes_within_quotas(snapshot: Snapshot) -> Snapshot:
-    """The snapshot, elastic jobs of which quotas allow fewer GPUs than they request with that many."""
-    if not snapshot.quotas:
-        return snapshot
-    others = [job for job in snapshot.jobs if consumes_quota_under_any_decision(job)]
-    budget = QuotaBudget(net_of(snapshot.quotas, others))
-    elastic = {job.uid for job in snapshot.jobs if job.min_gpus < job.gpus} & budget.quotas_of.keys()
-    elastic -= {job.uid for job in others}
-    if not elastic:
-        return snapshot
-    types = sorted({node.gpu_type for node in snapshot.nodes if node.gpu_type is not None})
-    sizes = {uid: _size_within_quotas(snapshot.job[uid], budget, types) for uid in elastic}
-    jobs = (job.evolve(gpus=sizes[job.uid]) if job.uid in sizes else job for job in snapshot.jobs)
-    return replace(snapshot, jobs=tuple(jobs))
-
-
-def _size_within_quotas(job: Job, budget: QuotaBudget, types: Sequence[str]) -> int:
-    """The most GPUs that an elastic job requests and quotas allow it; all that it requests where they allow too few."""
-    allowed = max((budget.most_gpus(job.uid, [gpu_type])[0] for gpu_type in job.gpu_types or types), default=0)
-    sizes = [size for size in job.sizes or range(job.min_gpus, job.gpus + 1) if size <= min(allowed, job.gpus)]
-    return max(sizes, default=job.gpus)
 
 
 def within_quotas(shares: TimeShares, quotas: Sequence[Quota], gpus: Mapping[str, int]) -> TimeShares:
@@ -52,29 +27,40 @@ def within_quotas(shares: TimeShares, quotas: Sequence[Quota], gpus: Mapping[str
     for combination in found:
         for uid in combination:
             of.setdefault(uid, set()).add(combination)
-    members = [[one for uid in sorted(quota.members) for one in sorted(of.get(uid, ()))] for quota in quotas]
 
-    def allowed_part(number: int) -> float:
+    def of_members(quota: Quota) -> list[Combination]:
+        """The combinations of each member of a quota; a pair of two members is among them twice."""
+        return [combination for uid in sorted(quota.members) for combination in sorted(of.get(uid, ()))]
+
+    def allowed_part(quota: Quota) -> float:
         """The part of its members' time shares that a quota allows; at least 1 where it allows all."""
-        quota = quotas[number]
         used = sum(
             time * quota.use(gpus[combination[0]])
-            for combination in members[number]
+            for combination in of_members(quota)
             for worker_type, time in found[combination].items()
             if quota.counts(gpu_type_of(worker_type))
         )
         return max(quota.left, 0) / used if used > 0 else 1.0
 
-    for number in sorted(range(len(quotas)), key=allowed_part):
-        quota, part = quotas[number], allowed_part(number)
-        for combination in dict.fromkeys(members[number]) if part < 1.0 else ():
-            others = tuple(uid for uid in combination if uid not in quota.members)
-            for worker_type, time in list(found[combination].items()):
-                if quota.counts(gpu_type_of(worker_type)):
-                    found[combination][worker_type] = time * part
-                    if others:
-                        _add(found, others, worker_type, time * (1.0 - part))
+    for quota in sorted(quotas, key=allowed_part):
+        part = allowed_part(quota)
+        for combination in dict.fromkeys(of_members(quota)) if part < 1.0 else ():
+            for uid in _reduce(found, combination, quota, part):
+                of[uid].add((uid,))
     return found
+
+
+def _reduce(
+    shares: dict[Combination, dict[str, float]], combination: Combination, quota: Quota, part: float
+) -> Sequence[str]:
+    """Reduce the time share of a combination to a part of it; its jobs without the quota, which have the rest alone."""
+    others = [uid for uid in combination if uid not in quota.members]
+    for worker_type, time in list(shares[combination].items()):
+        if quota.counts(gpu_type_of(worker_type)):
+            shares[combination][worker_type] = time * part
+            for uid in others:
+                _add(shares, (uid,), worker_type, time * (1.0 - part))
+    return others
 
 
 def _without_impossible_pairs(

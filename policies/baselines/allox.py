@@ -212,7 +212,7 @@ def _within_quotas(
         backfilled: GPU type of each backfilled job, by uid.
         started: GPU type of each started job, by uid.
     """
-    if not inputs.quotas:
+    if not inputs.quotas or not inputs.capacity:
         return inputs
     types, budget = sorted(inputs.capacity), QuotaBudget(inputs.quotas)
     shortest = dict(zip(inputs.gpus_per_node, _seconds(inputs, inputs.jobs, types).min(axis=1).tolist(), strict=True))

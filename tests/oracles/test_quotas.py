@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from metasched.core.model import Quota
-from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters
+from metasched.core.model import Node, Placement, Preempt, Quota, Status
+from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters, GavelLas
 from tests.oracles.churn import EVERY, Churn
 from tests.unit.gavel_tables import cluster, known_job, small_table
-from tests.unit.rounds import Rounds
+from tests.unit.rounds import ROUND, Rounds
 
 FAIR = ("gavel_las", "gavel_hierarchical", "gavel_makespan", "gavel_ftf", "gandiva_fair", "isolated", "gandiva")
 IN_ORDER = ("gavel_fcfs", "gavel_sjf", "allox", "gavel_fifo")
@@ -104,6 +104,71 @@ def test_an_elastic_job_runs_on_the_gpus_that_its_quota_leaves(policy):
     rounds = Rounds(policy, cluster(v100=8), {0: [job.evolve(min_gpus=1), *equal_jobs("x")]}, facts=facts).run(6)
     assert rounds.gpus("m") == [2] * 6
     assert rounds.gpus("x") == [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("nodes", "quota", "more"),
+    [
+        ((Node("n1", "v100", 2, 0, 0), Node("n2", "v100", 2, 0, 0)), {"left": 3}, {"nodes": 1}),
+        (cluster(v100=8, k80=2), {"left": 2, "gpu_type": "v100"}, {}),
+        (cluster(v100=8), {"left": 3}, {"sizes": (1, 2, 4)}),
+    ],
+)
+@pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
+def test_an_elastic_job_runs_on_as_many_gpus_as_fit_nodes_and_quota(policy, nodes, quota, more):
+    """Three GPUs that no node has, a type of which there are too few, and a size at which its script fails."""
+    job = known_job("m", gpus=4).evolve(min_gpus=1, **more)
+    rounds = Rounds(policy, nodes, {0: [job]}, facts={"quotas": (Quota("q", frozenset("m"), **quota),)}).run(3)
+    assert rounds.gpus("m") == [2] * 3
+
+
+def test_an_elastic_job_asks_for_what_running_jobs_leave_of_its_quota():
+    """A non-preemptible job of the same quota keeps two GPUs; as its quota grows, so does the job."""
+    kept = known_job("kept", gpus=2).evolve(
+        preempt=Preempt.NO, status=Status.RUNNING, placement=Placement(("v100",), 2, "v100")
+    )
+    elastic = known_job("m", gpus=4).evolve(min_gpus=1)
+    rounds = Rounds(GavelLas(), cluster(v100=8), {0: [elastic, *equal_jobs("x", gpus=2)]}, jobs={"kept": kept})
+    for left in (4, 4, 6, 6):
+        rounds.facts["quotas"] = (Quota("q", frozenset({"m", "kept"}), left),)
+        rounds.run(1)
+    assert rounds.gpus("m") == [2, 2, 4, 4]
+    assert rounds.gpus("x") == [2] * 4
+
+
+def test_time_shares_follow_the_size_of_an_elastic_job():
+    """Of eight GPUs, two and six have all of their time; four and six do not."""
+    elastic, other = known_job("m", gpus=6).evolve(min_gpus=1), known_job("x", gpus=6)
+    rounds = Rounds(GavelLas(), cluster(v100=8), {0: [elastic, other]})
+    for left, share in ((2, 1.0), (6, 2 / 3)):
+        rounds.facts["quotas"] = (Quota("q", frozenset("m"), left),)
+        rounds.run(1)
+        shares = {tuple(uids): parts for uids, parts in rounds.state.data["ledger"]["shares"]}
+        assert sum(shares["m",].values()) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("life", [2, 3, 4])
+def test_a_gang_has_its_time_although_short_jobs_use_its_quota_on_another_type(life):
+    """They have quanta, and come one after the other, as do the jobs of no quota on the gang's own type."""
+    gang = known_job("gang", gpus=2, gpu_types=("v100",), restart_seconds=1200.0)
+    members, others = [], []
+    arrivals = {0: [gang]}
+    for number in range(60):
+        members.append(known_job(f"m{number}", gpu_types=("k80",), restart_seconds=1200.0))
+        others.append(known_job(f"x{number}", gpu_types=("v100",), restart_seconds=1200.0))
+        arrivals.setdefault(number, []).extend((members[-1], others[-1]))
+    quota = Quota("q", frozenset({"gang", *(job.uid for job in members)}), 2)
+    work = {job.uid: life * ROUND for job in (*members, *others)}
+    rounds = Rounds(GavelLas(), cluster(v100=2, k80=2), arrivals, work=work, facts={"quotas": (quota,)}).run(60)
+    assert sum(ran(rounds, ["gang"])) >= 5
+
+
+def test_no_policy_needs_gpus_for_a_quota_that_is_exceeded():
+    """All nodes may be down, and other jobs may use more than the quota."""
+    quota = Quota("q", frozenset("m"), -1)
+    for policy in EVERY:
+        rounds = Rounds(policy, (), {0: equal_jobs("m")}, facts={"quotas": (quota,)}).run(2)
+        assert rounds.history == [{}, {}]
 
 
 def test_the_rest_of_a_limited_accounts_time_goes_to_its_other_jobs():

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from metasched.core.model import Node, Placement, Preempt, Quota, Snapshot, Status
-from metasched.time_shares.quota_limits import with_sizes_within_quotas, within_quotas
-from tests import builders
+from metasched.core.model import Quota
+from metasched.time_shares.quota_limits import within_quotas
 
 GPUS = {"a": 1, "b": 2, "c": 1}
-
-
-def job(uid, gpus, *, low, **more):
-    return builders.job(uid, gpus, **more).evolve(min_gpus=low)
 
 
 def quota(left, members, **more):
@@ -70,16 +63,12 @@ def test_a_pair_that_its_quota_never_allows_becomes_single_jobs():
     assert within_quotas({("a", "c"): {"v100": 0.8}}, [quota(2, "ac")], GPUS) == {("a", "c"): {"v100": 0.8}}
 
 
-def test_an_elastic_job_asks_for_the_gpus_that_its_quota_leaves():
-    """A rigid one does not, nor a job that runs whatever is decided; of allowed sizes it is the largest that fits."""
-    jobs = (
-        job("a", 4, low=1),
-        job("b", 4, low=1, sizes=(1, 2, 4)),
-        job("c", 4, low=4),
-        job("d", 4, low=4, status=Status.RUNNING, preempt=Preempt.NO, placement=Placement(("n1",), 4, "v100")),
-        job("e", 4, low=1),
-    )
-    shot = Snapshot(0.0, 1, 60.0, (Node("n1", "v100", 8, 0, 0),), jobs, quotas=(quota(7, "abcd"), quota(3, "a")))
-    found = with_sizes_within_quotas(shot)
-    assert [each.gpus for each in found.jobs] == [3, 2, 4, 4, 4]
-    assert with_sizes_within_quotas(replace(shot, quotas=())).jobs == jobs
+def test_time_that_a_co_runner_has_alone_counts_against_its_own_quota():
+    """Each quota is met, whichever comes first."""
+    pairs = {("a", "b"): {"v100": 1.0}, ("c", "d"): {"v100": 1.0}}
+    limits = [quota(1, "ac"), quota(1, "bd")]
+    for order in (limits, limits[::-1]):
+        found = within_quotas(pairs, order, dict.fromkeys("abcd", 1))
+        for limit in limits:
+            times = [share["v100"] for one, share in found.items() for uid in one if uid in limit.members]
+            assert sum(times) == pytest.approx(1.0)
