@@ -128,7 +128,8 @@ def test_batches_and_gpus_follow_the_noise_and_the_queue(site):
 
     restarts = job.restarts()
     with site.store() as store:
-        snapshots = [decode(store.snapshot(record.round)) for record in store.recent_rounds(1000)]
+        # a killed daemon may not have stored the snapshot of its last round
+        snapshots = [decode(data) for one in store.recent_rounds(1000) if (data := store.snapshot(one.round))]
     costs = [known.restart_seconds for one in snapshots if (known := one.job.get(job.status.uid)) is not None]
     assert len(restarts) == 2
     assert costs[0] == pytest.approx(fmean(restarts))  # the latest round comes first
