@@ -427,11 +427,11 @@ class Quota:
     gpu_type: str | None = None
 
     def counts(self, gpu_type: str | None) -> bool:
-        """Whether a member counts against the quota that runs on GPUs of this type (CPU-only: None)."""
+        """Whether a member that runs on GPUs of this type (CPU-only: None) counts against the quota."""
         return self.of_jobs or self.gpu_type in (None, gpu_type)
 
     def use(self, gpus: int) -> int:
-        """What a member with so many GPUs uses of the quota, if it counts."""
+        """GPUs of the quota (of a quota of jobs: jobs) that a member with so many GPUs uses, if it counts."""
         return 1 if self.of_jobs else gpus
 
 

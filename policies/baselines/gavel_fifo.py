@@ -77,6 +77,7 @@ def _assign(
     assigned: dict[str, str] = {}
 
     def assign(job: Job, gpu_type: str) -> None:
+        """Give a job its GPUs of a type, and charge them to its quotas."""
         assigned[job.uid] = gpu_type
         free[gpu_type] -= job.gpus
         budget.charge([job.uid], job.gpus, [gpu_type])

@@ -105,6 +105,7 @@ class JobClasses:
         used = np.nonzero(x > ROUNDING)[0]
 
         def add(combination: Combination, worker_type: int, share: float) -> None:
+            """Add to the fraction of the time that a combination has on a worker type; 1.0 at most in all."""
             mine, name = found.setdefault(combination, {}), self.types[worker_type]
             mine[name] = min(mine.get(name, 0.0) + share, 1.0)
 
@@ -248,6 +249,7 @@ def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
         return gains[t, wanted]
 
     def estimate(uid: str, wanted: str) -> float:
+        """Steps/s of a job on a GPU type on which its speed is not known."""
         mine = known[uid]
         found = [speed * factor for t, speed in mine.items() if (factor := gain(t, wanted)) is not None]
         return fmean(found or mine.values() or (average.get(wanted, 1.0),))

@@ -68,14 +68,14 @@ class GavelPolicy(TimeSharePolicy):
         return self.parameters.placement
 
     @property
-    def limits_quotas(self) -> bool:
-        """Whether the program has the quotas as constraints (``Problem.limits_quotas``)."""
+    def constrained_by_quotas(self) -> bool:
+        """Whether the program has the quotas as constraints (``Problem.constrained_by_quotas``)."""
         return False
 
     @property
     def knows_quotas(self) -> bool:
         """Whether the program knows the quotas; jobs of different quotas are then no longer alike to it."""
-        return self.limits_quotas
+        return self.constrained_by_quotas
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """The solution of the policy's program; the memory is that of ``remember``, and ``DEGRADED``."""
@@ -85,8 +85,8 @@ class GavelPolicy(TimeSharePolicy):
         )
         if not classes.members:
             return {}, memory
-        if self.limits_quotas:
-            classes = replace(classes, problem=replace(classes.problem, limits_quotas=True))
+        if self.constrained_by_quotas:
+            classes = replace(classes, problem=replace(classes.problem, constrained_by_quotas=True))
         memory = self.remember(classes, memory)
         x, degraded = self._solve_or_substitute(classes, memory)
         if self.types_alike and not self.parameters.aware:
@@ -166,7 +166,7 @@ class GavelLas(GavelPolicy):
     parameters: GavelLasParameters
 
     @property
-    def limits_quotas(self) -> bool:
+    def constrained_by_quotas(self) -> bool:
         """True with water filling: jobs that their quota limits grow no more, and the others go on."""
         return self.parameters.fill
 
@@ -260,7 +260,7 @@ class GavelInOrder(GavelPolicy):
     """Base: jobs have positions in a queue, and throughput counts more for earlier positions."""
 
     @property
-    def limits_quotas(self) -> bool:
+    def constrained_by_quotas(self) -> bool:
         """True: the first members of a quota come first, as among all jobs."""
         return True
 
@@ -414,7 +414,7 @@ class GavelHierarchical(GavelPolicy):
     parameters: GavelHierarchicalParameters
 
     @property
-    def limits_quotas(self) -> bool:
+    def constrained_by_quotas(self) -> bool:
         """True, as with all water filling."""
         return True
 

@@ -138,8 +138,8 @@ class Problem:
         source: number of the GPU type of each further, unconsolidated worker type.
         node_limits: further limits of consolidated worker types.
         quotas: quotas, within which X^isolated is.
-        limits_quotas: whether valid allocations are within the quotas, too. Programs of two stages do without: the
-            members of a quota would have the worst objective, and the other GPUs would go to the fastest jobs.
+        constrained_by_quotas: whether valid allocations are within the quotas, too. Programs of two stages do without:
+            the members of a quota would have the worst objective, and the other GPUs would go to the fastest jobs.
         robust: whether HiGHS's slower but more robust methods solve the programs.
     """
 
@@ -152,7 +152,7 @@ class Problem:
     source: tuple[int, ...] = ()
     node_limits: tuple[NodeLimit, ...] = ()
     quotas: tuple[QuotaLimit, ...] = ()
-    limits_quotas: bool = False
+    constrained_by_quotas: bool = False
     robust: bool = False
 
     @cached_property
@@ -244,7 +244,7 @@ class Problem:
             within = (worker_type == limit.worker_type) & (self.gpus > 0)
             blocks.append(sp.coo_array(np.where(within, limit.slots[self.representative], 0.0)[None, :]))
             bounds.append(np.array([limit.most]))
-        for quota in self.quotas if self.limits_quotas else ():
+        for quota in self.quotas if self.constrained_by_quotas else ():
             counts = quota.use[member] * quota.gpu_types[self.gpu_type[variable]]
             used = np.nonzero(counts)[0]
             blocks.append(sp.coo_array((counts[used], (np.zeros_like(used), variable[used])), shape=(1, size)))

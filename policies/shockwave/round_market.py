@@ -241,7 +241,7 @@ def _quotas(snapshot: Snapshot, jobs: Sequence[Job], pinned: Mapping[str, Placem
             for uid, place in pinned.items()
             if uid in quota.members
         )
-        wanted = sum(1 if quota.of_jobs else gpus[uid] for uid in quota.members if uid in gpus)
+        wanted = sum(quota.use(gpus[uid]) for uid in quota.members if uid in gpus)
         if wanted > quota.left:
             found.append((wanted - quota.left, limit._replace(capacity=max(float(quota.left), used))))
     return [limit for _, limit in sorted(found, key=lambda pair: (-pair[0], pair[1].name))[:MOST_LIMITS]]

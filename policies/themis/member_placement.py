@@ -93,7 +93,7 @@ class ClusterSpace:
                 left[2] += sign * job.node_memory(gpus)
         for quota, rest in self._quotas:
             if job.uid in quota.members and quota.gpu_type in (None, place.gpu_type):
-                rest[0] += sign * (1 if quota.of_jobs else place.gpus)
+                rest[0] += sign * quota.use(place.gpus)
 
     def most_gpus(self, job: Job, gpu_type: str | None = None) -> int:
         """The most GPUs that quotas leave a job, at most its ``max_gpus``; of any type where none is named."""

@@ -36,7 +36,7 @@ def test_a_quota_of_a_type_reduces_time_on_that_type_alone():
 
 
 def test_the_co_runner_has_the_time_that_its_pair_loses():
-    """It has no part in the quota."""
+    """The co-runner is no member of the quota."""
     shares = {("a", "c"): {"v100": 0.8}, ("a",): {"v100": 0.2}, ("b",): {"v100": 0.5}, ("c",): {"v100": 0.1}}
     found = within_quotas(shares, [quota(1, "ab")], GPUS)  # of two GPUs that a and b would have
     assert found == {

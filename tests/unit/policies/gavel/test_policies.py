@@ -537,7 +537,7 @@ def test_finish_time_fairness_remembers_isolated_time():
 
 
 def test_isolated_time_is_within_quotas():
-    """Of four GPUs, two jobs would have one each; a quota of one GPU leaves each member half of it."""
+    """Four jobs would have a GPU each; a quota of one GPU leaves each of its two members half of that."""
     policy = GavelFinishTimeFairness()
     jobs = [rated(uid, left=1000, v100=1.0) for uid in "abcd"]
     shot = replace(snapshot(jobs, cluster(v100=4)), quotas=(Quota("q", frozenset("ab"), 1),))
