@@ -18,6 +18,8 @@ from metasched.throughput.throughput_table import TableSpeed, TableTraining, Thr
 from metasched.throughput.training import Pace, Training
 from policies.gavel.policies import GavelLas
 
+GPUS_OF_TYPE = 4  # GPUs of each type
+PAPER_RATE = 6.0  # jobs/h on 36 GPUs of each type; on fewer, arrivals are in proportion
 MEASURED = 0.2  # fraction of a new job's fingerprint that is measured
 Seen = set[tuple[str, int, str, str]]
 """(GPU type, GPUs, model, model) of the pairs that have been co-located."""
@@ -73,11 +75,15 @@ def estimator(scale: Scale) -> Iterator[Line]:
     """Figure 16, on 4 GPUs of each type, at the paper's load and below the limit of the cluster without sharing."""
     reference = Estimator(scale.table)
     yield Line("estimator: mean error of the fraction of a speed that co-location leaves", "", (_error(reference),), "")
-    limit = fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
-    for rate, load in ((6.0, ""), (BELOW_LIMIT * limit, f" at {BELOW_LIMIT:g} of the fluid limit")):
-        found = _jcts(replace(scale, gpus=4), reference, rate)
-        yield Line(f"LAS with sharing{load}: estimated / oracle", "about 1", ratio(found["estimated"], found["oracle"]))
-        yield Line(f"LAS{load}: without sharing / with it, oracle", "more", ratio(found["isolated"], found["oracle"]))
+    below = BELOW_LIMIT * fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
+    for rate, load in (
+        (PAPER_RATE, f"{PAPER_RATE:g} jobs/h"),
+        (below, f"{BELOW_LIMIT:g} of the limit without sharing ({below:.2f} jobs/h)"),
+    ):
+        found = _jcts(replace(scale, gpus=GPUS_OF_TYPE), reference, rate)
+        what = f"estimator, {GPUS_OF_TYPE} GPUs of each type, {load}: LAS"
+        yield Line(f"{what} with sharing, estimated / oracle", "about 1", ratio(found["estimated"], found["oracle"]))
+        yield Line(f"{what}, without sharing / with it, oracle", "more", ratio(found["isolated"], found["oracle"]))
 
 
 def _jcts(scale: Scale, reference: Estimator, rate: float) -> Mapping[str, list[float]]:
