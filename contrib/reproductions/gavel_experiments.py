@@ -215,20 +215,22 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     """The lines of one workload; rho is a job's JCT over its JCT under equal shares, as in the public code's runs."""
     times: dict[str, list[float]] = {}
     rhos: dict[str, list[float]] = {}
-    policies: dict[str, tuple[Policy, Settings]] = {
-        "aware": (GavelFinishTimeFairness(), fixed_rounds()),
-        "agnostic": (GavelFinishTimeFairness(GavelParameters(aware=False)), fixed_rounds()),
-        "restarts": (GavelFinishTimeFairness(), fixed_rounds(restart=RESTART)),
+    policies = {
+        "aware": GavelFinishTimeFairness(),
+        "agnostic": GavelFinishTimeFairness(GavelParameters(aware=False)),
     }
+    restarts = fixed_rounds(restart=RESTART)
     for seed in scale.seeds:
         arrivals = scale.arriving(rate, seed, multiple=multiple)
-        isolated = cache(partial(_jct_by_position, scale, arrivals, Isolated(), fixed_rounds()))
-        for name, (policy, settings) in policies.items():
-            simulated = cache(partial(_jct_by_position, scale, arrivals, policy, settings))
-            found = scale.figures(arrivals.words, policy, settings, partial(_mean_jct, simulated))
+        isolated = cache(partial(_jct_by_position, scale, arrivals, Isolated()))
+        for name, policy in policies.items():
+            simulated = cache(partial(_jct_by_position, scale, arrivals, policy))
+            found = scale.figures(arrivals.words, policy, fixed_rounds(), partial(_mean_jct, simulated))
             times.setdefault(name, []).append(found["jct"])
-            found = scale.figures(f"{arrivals.words}, rho", policy, settings, partial(_mean_rho, simulated, isolated))
+            rho = partial(_mean_rho, simulated, isolated)
+            found = scale.figures(f"{arrivals.words}, rho", policy, fixed_rounds(), rho)
             rhos.setdefault(name, []).append(found["rho"])
+        times.setdefault("restarts", []).append(scale.jct(arrivals, policies["aware"], restarts))
     what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
     yield Line(f"{what} average JCT, aware, {RESTARTS}", "", tuple(times["restarts"]), "h")
@@ -236,8 +238,8 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     yield Line(f"{what} average rho, agnostic / aware", "2.8", ratio(rhos["agnostic"], rhos["aware"]), public=public[2])
 
 
-def _jct_by_position(scale: Scale, arrivals: Arrivals, policy: Policy, settings: Settings) -> Mapping[int, float]:
-    return jct_by_position(run_window(arrivals, scale.nodes(), policy, scale.window, settings)[0], scale.window)
+def _jct_by_position(scale: Scale, arrivals: Arrivals, policy: Policy) -> Mapping[int, float]:
+    return jct_by_position(run_window(arrivals, scale.nodes(), policy, scale.window)[0], scale.window)
 
 
 def _mean_jct(simulated: Callable[[], Mapping[int, float]]) -> dict[str, float]:
@@ -324,7 +326,7 @@ def priorities(scale: Scale) -> Iterator[Line]:
 def _jct_by_weight(scale: Scale, arrivals: Arrivals, policy: Policy) -> dict[str, float]:
     """The average JCTs in hours of the jobs with the larger and with the smaller weight."""
     weights = [one.job.weight for one in arrivals.first(scale.window.stop).submissions]
-    times = _jct_by_position(scale, arrivals, policy, fixed_rounds())
+    times = _jct_by_position(scale, arrivals, policy)
     return {
         "high": fmean(time for i, time in times.items() if weights[i] == 1.0),
         "low": fmean(time for i, time in times.items() if weights[i] < 1.0),
