@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from tests.unit.web.who_sees_what import HEADER, NOTHING, VIEWERS, Observed, rows_of_files, rows_of_routes
+from tests.unit.web.who_sees_what import HEADER, NAMES, NOTHING, VIEWERS, WHOLE, Observed, rows_of_files, rows_of_routes
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "admin" / "THREATS.md"
@@ -47,6 +47,23 @@ def test_every_published_file_shows_what_the_table_says(seen, private):
     assert rows_of_files(seen) == documented(private, "files")
     known = {re.sub(r"<[a-z]+>|\W", "", row.split("`")[1].split("/")[0]) for row in documented(private, "files")}
     assert {re.sub(r"\W", "", path.name) for path in seen.shared.iterdir()} <= known
+
+
+@pytest.mark.parametrize("private", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ('{"steps": 24321.0}', WHOLE),
+        ("loss 0.7171, 98765 steps", WHOLE),
+        ("job 77001", NAMES),
+        ("77001_3", NAMES),
+        ('{"at": 1795978558.243217, "share": 0.98765}', NOTHING),
+        ("/job/6b0c77001005c8af", NOTHING),
+    ],
+)
+def test_numbers_are_found_whole(seen, text, level):
+    """Digits of a longer number or of a uid, which differ by run, are not taken for measures or job ids."""
+    assert seen.level(text) == level
 
 
 @pytest.mark.parametrize("private", [True], indirect=True)

@@ -38,7 +38,9 @@ VIEWERS = {"owner": "nobody", "another user": "daemon", "coordinator": "games", 
 """Names of Unix users by column. The coordinator coordinates the account of the owner's jobs."""
 WHOLE, NAMES, NOTHING, NO = "whole", "names", "no names", "no"
 JOB_ID, ENDED_ID, STRANGERS_ID = 77_001, 77_003, 77_005
-MEASURES = re.compile(r"0\.7171|24321|98765")
+NOT_IN_A_LONGER_NUMBER = r"(?<![0-9a-f.])(?:{})(?![0-9a-f])"
+"""A pattern of whole numbers. Times, shares and the uids of jobs hold any digits by chance."""
+MEASURES = re.compile(NOT_IN_A_LONGER_NUMBER.format(r"0\.7171|24321|98765"))
 """Loss, progress and total steps of the owner's jobs."""
 VARIANTS = {
     "/timeline": ("", "?by=jobs&span=7d"),
@@ -83,7 +85,8 @@ class Observed:
         self._think_ahead(base / "web")
         self.application = create_application(settings)
         self.strangers_uid = self.record(STRANGERS_ID).uid
-        self._hidden = re.compile(rf"{JOB_ID}|{ENDED_ID}|ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
+        numbers = NOT_IN_A_LONGER_NUMBER.format(f"{JOB_ID}|{ENDED_ID}")
+        self._hidden = re.compile(rf"{numbers}|ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
 
     def record(self, number: int):
         """The record of a job by its Slurm job id."""
