@@ -27,7 +27,9 @@ demo: cluster ## real training jobs preempted, resized and finished, on a privat
 	$(BIN)/metasched demo
 
 test: ## everything that must pass: the ten below, all of them even if one fails
-	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
+	@failed=; for verb in $(TESTS); do begun=$$(date +%s); \
+	$(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; \
+	echo "make $$verb: $$(($$(date +%s) - begun)) s"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
 lint: python ## ruff: rules and format
