@@ -1,19 +1,43 @@
 """The Hypothesis profile, log format, and fixtures of several files."""
 
+import functools
 import os
 import signal
+import sqlite3
 import tempfile
 from pathlib import Path
 
 import pytest
 import structlog
 
+from metasched.store import schema
 from tests.hypothesis_profiles import load_profile
 
 load_profile()
 
 # structlog's default renders tracebacks with all local variables, which takes most of the time of some tests
 structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
+
+_migrate = schema.migrate
+
+
+@functools.cache
+def _new_store():
+    """An empty store in memory, migrated as usual."""
+    made = sqlite3.connect(":memory:", check_same_thread=False)
+    _migrate(made)
+    return made
+
+
+def _copy_or_migrate(connection):
+    """Make a store of an empty database by copying one: migrating thousands of them took a tenth of the tests' time."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+        _new_store().backup(connection)
+    else:
+        _migrate(connection)
+
+
+schema.migrate = _copy_or_migrate
 
 
 @pytest.fixture
