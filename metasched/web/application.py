@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Sequence
@@ -42,21 +43,13 @@ _ONE_YEAR = 365 * 24 * 3600
 def create_application(settings: WebSettings) -> Starlette:
     """The application of one web page. It opens no file before the first request."""
     found = all_pages()
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("metasched.web"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text.register(environment)
     site = Site(
         settings=settings,
         published=PublishedStatus(settings.shared),
         database=DatabaseReader(settings.database),
         access=Access(settings),
         what_ifs=WhatIfRuns(settings.state, settings.database, settings.simulation, settings.simulated_jobs),
-        templates=environment,
+        templates=_templates(),
         static_version=version_of(STATIC),
         navigation=[page for page in found if page.label],
     )
@@ -79,6 +72,20 @@ def create_application(settings: WebSettings) -> Starlette:
     application.state.site = site
     application.router.redirect_slashes = False  # a redirect would name the Host that the client sent
     return application
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """The templates; all applications of a process share them, so that each template is compiled once."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("metasched.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text.register(environment)
+    return environment
 
 
 def all_pages() -> Sequence[Page]:
