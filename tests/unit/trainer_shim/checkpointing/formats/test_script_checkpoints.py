@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,15 @@ def store(tmp_path, monkeypatch):
     return ScriptCheckpoints(tmp_path)
 
 
-@pytest.fixture
-def room():
-    """Let files have so many bytes at most, as on a disk that is full."""
+@contextmanager
+def largest_file(size):
+    """Let files have ``size`` bytes at most, as on a full disk; only within the block, as pytest writes a log, too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def save(store, step, generation=1, check=lambda: None):
@@ -238,10 +242,9 @@ def test_a_failed_save_changes_nothing(store, error):
 
 
 @pytest.mark.parametrize("size", [100, 100_000, 400_000])
-def test_full_disk(store, room, size):
+def test_full_disk(store, size):
     """A disk that fills up, early or late in the data, is an OSError, and leaves nothing behind."""
-    room(size)
-    with pytest.raises(OSError, match="File too large"):
+    with largest_file(size), pytest.raises(OSError, match="File too large"):
         store.save(States({"w": torch.zeros(100_000)}), 1, Progress(step=1), ORDER, lambda: None)
     assert names(store) == []
 
@@ -281,11 +284,10 @@ def test_claims_are_exclusive(tmp_path):
     assert sorted(found) == list(range(1, 81))
 
 
-def test_a_failed_claim_of_a_generation_leaves_no_file(tmp_path, room):
+def test_a_failed_claim_of_a_generation_leaves_no_file(tmp_path):
     """A trainer that cannot claim its generation on a full disk does not supersede the running trainer."""
     claim_generation(tmp_path, 0)
-    room(5)
-    with pytest.raises(OSError, match="File too large"):
+    with largest_file(5), pytest.raises(OSError, match="File too large"):
         claim_generation(tmp_path, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
