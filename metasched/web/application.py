@@ -116,6 +116,7 @@ class _Failures:
         began = False
 
         async def noting(message: Message) -> None:
+            """Send a message of the response, and note that the response has begun: a second one cannot be sent."""
             nonlocal began
             began = True
             await send(message)

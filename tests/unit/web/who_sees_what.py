@@ -39,7 +39,7 @@ VIEWERS = {"owner": "nobody", "another user": "daemon", "coordinator": "games", 
 WHOLE, NAMES, NOTHING, NO = "whole", "names", "no names", "no"
 JOB_ID, ENDED_ID, STRANGERS_ID = 77_001, 77_003, 77_005
 NOT_IN_A_LONGER_NUMBER = r"(?<![0-9a-f.])(?:{})(?![0-9a-f])"
-"""A pattern of whole numbers. Times, shares and the uids of jobs hold any digits by chance."""
+"""Format of a pattern that finds numbers. Times, shares and the uids of jobs hold the same digits by chance."""
 MEASURES = re.compile(NOT_IN_A_LONGER_NUMBER.format(r"0\.7171|24321|98765"))
 """Loss, progress and total steps of the owner's jobs."""
 VARIANTS = {
