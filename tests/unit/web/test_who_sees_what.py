@@ -57,8 +57,11 @@ def test_numbers_are_found_whole(seen):
         "loss 0.7171, 98765 steps": WHOLE,
         "job 77001": NAMES,
         "77001_3": NAMES,
+        "node77001": NAMES,
+        "/metasched-77001.out": NAMES,
         '{"at": 1795978558.243217, "share": 0.98765}': NOTHING,
-        "/job/6b0c77001005c8af": NOTHING,
+        "/job/6b0c77001c8af005": NOTHING,
+        "mailbox/77001c8af6b0c005/lease.json": NOTHING,
     }
     assert {text: seen.level(text) for text in levels} == levels
 

@@ -38,9 +38,11 @@ VIEWERS = {"owner": "nobody", "another user": "daemon", "coordinator": "games", 
 """Names of Unix users by column. The coordinator coordinates the account of the owner's jobs."""
 WHOLE, NAMES, NOTHING, NO = "whole", "names", "no names", "no"
 JOB_ID, ENDED_ID, STRANGERS_ID = 77_001, 77_003, 77_005
-NOT_IN_A_LONGER_NUMBER = r"(?<![0-9a-f.])(?:{})(?![0-9a-f])"
-"""Format of a pattern that finds numbers. Times, shares and the uids of jobs hold the same digits by chance."""
-MEASURES = re.compile(NOT_IN_A_LONGER_NUMBER.format(r"0\.7171|24321|98765"))
+UID = re.compile(r"(?<![0-9A-Za-z])(?=[0-9]*[a-f])[0-9a-f]{8,}(?![0-9A-Za-z])")
+"""A job's uid, or another hexadecimal number: it holds any digits by chance."""
+WHOLE_NUMBER = r"(?<![0-9.])(?:{})(?![0-9])"
+"""Format of a pattern that finds numbers. Times and shares hold the same digits by chance."""
+MEASURES = re.compile(WHOLE_NUMBER.format(r"0\.7171|24321|98765"))
 """Loss, progress and total steps of the owner's jobs."""
 VARIANTS = {
     "/timeline": ("", "?by=jobs&span=7d"),
@@ -85,8 +87,8 @@ class Observed:
         self._think_ahead(base / "web")
         self.application = create_application(settings)
         self.strangers_uid = self.record(STRANGERS_ID).uid
-        numbers = NOT_IN_A_LONGER_NUMBER.format(f"{JOB_ID}|{ENDED_ID}")
-        self._hidden = re.compile(rf"{numbers}|ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
+        self._numbers = re.compile(WHOLE_NUMBER.format(f"{JOB_ID}|{ENDED_ID}"))
+        self._names = re.compile(f"ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
 
     def record(self, number: int):
         """The record of a job by its Slurm job id."""
@@ -132,7 +134,10 @@ class Observed:
 
     def level(self, text: str) -> str:
         """What a text tells of the owner's jobs."""
-        return WHOLE if MEASURES.search(text) else NAMES if self._hidden.search(text) else NOTHING
+        without_uids = UID.sub("", text)
+        if MEASURES.search(without_uids):
+            return WHOLE
+        return NAMES if self._names.search(text) or self._numbers.search(without_uids) else NOTHING
 
     def _submit(self) -> None:
         """Submit the owner's jobs, one of which has ended as an app's worse trial, and a stranger's behind them."""
