@@ -38,10 +38,10 @@ VIEWERS = {"owner": "nobody", "another user": "daemon", "coordinator": "games", 
 """Names of Unix users by column. The coordinator coordinates the account of the owner's jobs."""
 WHOLE, NAMES, NOTHING, NO = "whole", "names", "no names", "no"
 JOB_ID, ENDED_ID, STRANGERS_ID = 77_001, 77_003, 77_005
-UID = re.compile(r"(?<![0-9A-Za-z])(?=[0-9]*[a-f])[0-9a-f]{8,}(?![0-9A-Za-z])")
-"""A job's uid, or another hexadecimal number: it holds any digits by chance."""
+HEXADECIMAL = re.compile(r"(?<![0-9A-Za-z])(?=[0-9]*[a-f])[0-9a-f]{8,}(?![0-9A-Za-z])")
+"""A long hexadecimal number, such as the uid of a job, which holds any digits by chance."""
 WHOLE_NUMBER = r"(?<![0-9.])(?:{})(?![0-9])"
-"""Format of a pattern that finds numbers. Times and shares hold the same digits by chance."""
+"""Format of a pattern that finds whole decimal numbers. Times and shares hold the same digits by chance."""
 MEASURES = re.compile(WHOLE_NUMBER.format(r"0\.7171|24321|98765"))
 """Loss, progress and total steps of the owner's jobs."""
 VARIANTS = {
@@ -87,7 +87,7 @@ class Observed:
         self._think_ahead(base / "web")
         self.application = create_application(settings)
         self.strangers_uid = self.record(STRANGERS_ID).uid
-        self._numbers = re.compile(WHOLE_NUMBER.format(f"{JOB_ID}|{ENDED_ID}"))
+        self._job_ids = re.compile(WHOLE_NUMBER.format(f"{JOB_ID}|{ENDED_ID}"))
         self._names = re.compile(f"ownersjob|ownersapp|{self.uid}|{self.record(ENDED_ID).uid}")
 
     def record(self, number: int):
@@ -134,10 +134,10 @@ class Observed:
 
     def level(self, text: str) -> str:
         """What a text tells of the owner's jobs."""
-        without_uids = UID.sub("", text)
+        without_uids = HEXADECIMAL.sub("", text)
         if MEASURES.search(without_uids):
             return WHOLE
-        return NAMES if self._names.search(text) or self._numbers.search(without_uids) else NOTHING
+        return NAMES if self._names.search(text) or self._job_ids.search(without_uids) else NOTHING
 
     def _submit(self) -> None:
         """Submit the owner's jobs, one of which has ended as an app's worse trial, and a stranger's behind them."""
