@@ -303,7 +303,8 @@ class JobKnowledge(JobHistory, frozen=True, kw_only=True):
             jobs.
         restart_seconds: seconds in which the job holds GPUs without training when it is stopped and started again:
             from the stop request to the end of the run, and from the start of the next run to its first step. The mean
-            of the job's latest restarts, or of those of its user's other jobs; None where none was measured.
+            of the job's latest restarts, or of those of its user's other jobs, and at least the job's longest start
+            that was cut short since its last whole one; None where none of these is known.
         batching: its batch size, who changes it, and its limits; None where no trainer has reported.
         noise: its gradient noise; None where that was not measured.
         iteration_parameters: by GPU type, the parameters of the time of its iterations

@@ -1,7 +1,9 @@
 """The restart cost of a job: seconds in which it holds GPUs without training when it is stopped and started again.
 
 A restart is measured from the runs that the store records. Its two parts are the time from the stop request to the end
-of the run, and the time from the start of the next run to that run's first step.
+of the run, and the time from the start of the next run to that run's first step. A start that a stop request has cut
+short is a lower bound of the cost: without one, jobs whose starts take longer than a round could stop each other in
+every round, and neither would ever train.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ RECENT = 5
 """Restarts that count, the latest first."""
 EARLIER_JOBS = 20
 """Preempted jobs of the same user that are read for a job without a restart, the latest first."""
+LONGEST_CUT_START = 600.0
+"""Seconds of a start that was cut short which count at most: a script without the shim never reports its first step."""
 RECENT_RUNS = 100
 """Runs of all users whose jobs are read for the restarts of the site, the latest first."""
 
@@ -34,6 +38,27 @@ def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
         if (stop := _stop_seconds(before)) is not None and (start := _start_seconds(after)) is not None:
             found.append(stop + start)
     return found
+
+
+def longest_cut_start(runs: Iterable[RunRecord]) -> float | None:
+    """Return the seconds of one job's longest start that a stop request has cut short since the last whole start.
+
+    At most ``LONGEST_CUT_START`` seconds of each start count.
+
+    Args:
+        runs: of the job, in the order of their numbers.
+
+    Returns:
+        None where the last start was whole, or no start was cut short.
+    """
+    longest = None
+    for run in runs:
+        if _start_seconds(run) is not None:
+            longest = None
+        elif run.started is not None and run.stop_requested is not None:
+            seconds = run.stop_requested - run.started - run.suspended_seconds
+            longest = max(longest or 0.0, min(seconds, LONGEST_CUT_START))
+    return longest
 
 
 def restarts_of_site(store: Store) -> list[float]:
@@ -65,8 +90,9 @@ class RestartCosts:
     """Measures the restart cost of each live job.
 
     A job without a measured restart has the cost of its user's other jobs: of those that name the same model if any of
-    them was restarted, else of all. The cost is read from the store when the job is first asked about, and after each
-    change of its present run.
+    them was restarted, else of all. The cost is at least the job's longest start that was cut short since its last
+    whole one. The cost is read from the store when the job is first asked about, and after each change of its present
+    run.
 
     Args:
         store: holds the runs.
@@ -91,8 +117,11 @@ class RestartCosts:
         run = record.current
         state = (record.run, None if run is None else (run.started, run.ready_at, run.first_step_at))
         if record.uid not in self._cost or self._cost[record.uid][0] != state:
-            own = mean_of_latest(measured_restarts(self._store.runs(record.uid))) if record.preemptions else None
-            self._cost[record.uid] = state, self._of_user(record.user, model) if own is None else own
+            runs = self._store.runs(record.uid) if record.preemptions else []
+            own = mean_of_latest(measured_restarts(runs))
+            known = self._of_user(record.user, model) if own is None else own
+            bounds = (known, longest_cut_start(runs))
+            self._cost[record.uid] = state, max((cost for cost in bounds if cost is not None), default=None)
         return self._cost[record.uid][1]
 
     def forget(self, uid: str) -> None:

@@ -1,5 +1,9 @@
 """Under policies of time shares, the runs of a job whose restarts are measured have a quantum."""
 
+import sys
+
+from tests.slurm.site import TRAIN
+
 ROUND = 3  # seconds, as the site is configured
 
 
@@ -20,3 +24,17 @@ def test_trainings_that_alternate_run_for_several_rounds_once_their_restarts_are
 
     one_gpu.wait(lambda: max(lengths(), default=0) > 6 * ROUND)
     assert lengths()[0] < 4 * ROUND
+
+
+def test_trainings_whose_starts_are_longer_than_a_round_train(one_gpu):
+    """A start that was cut short tells the least cost of a restart, and so gives the next run of the job a quantum."""
+    one_gpu.configure(policy="gavel_las")
+    one_gpu.start()
+    one_gpu.wait(one_gpu.status)
+    train = f"exec metasched-run {sys.executable} {TRAIN} {{dir}} --epochs 100000 --step-seconds 0.05"
+    jobs = [one_gpu.submit(f"sleep {3 * ROUND}; {train}", "--gres=gpu:1") for _ in range(2)]
+
+    def progress():
+        return [job.progress_steps for slurm_job_id in jobs if (job := one_gpu.job(slurm_job_id))]
+
+    one_gpu.wait(lambda: any(progress()))

@@ -32,18 +32,31 @@ class RestartedJobs:
         return uid
 
     def restart(self, uid, cost):
-        record = self.store.require_job(uid)
-        if record.current is None:
-            self.begin(uid, 1, 0.0)
-        run = self.store.require_job(uid).run
-        self.store.stop_requested(uid, run, 50.0)
-        self.store.run_ended(uid, run, 50.0, EndCause.PREEMPTED)
-        self.begin(uid, run + 1, cost)
+        """Stop the job's run at the instant 50, and start it again, so that its trainer is ready after ``cost``."""
+        if self.store.require_job(uid).current is None:
+            self.begin(uid, 0.0)
+        self.stop(uid, 50.0)
+        self.begin(uid, cost)
 
-    def begin(self, uid, run, cost):
+    def cut_start(self, uid, seconds):
+        """Start the job, after a stop where it runs, and stop it before its trainer is ready."""
+        if self.store.require_job(uid).current is not None:
+            self.stop(uid, 50.0)
+        self.begin(uid)
+        self.stop(uid, 100.0 + seconds)
+
+    def begin(self, uid, cost=None):
+        """Start the job at the instant 100; its trainer is not ready yet where no cost is given."""
+        run = self.store.require_job(uid).run + 1
         self.store.release(uid, run, TWO, 100.0)
         self.store.run_started(uid, run, 100.0, TWO)
-        self.store._write("UPDATE runs SET ready_at = ? WHERE uid = ? AND run = ?", [100.0 + cost, uid, run])
+        if cost is not None:
+            self.store._write("UPDATE runs SET ready_at = ? WHERE uid = ? AND run = ?", [100.0 + cost, uid, run])
+
+    def stop(self, uid, at):
+        run = self.store.require_job(uid).run
+        self.store.stop_requested(uid, run, at)
+        self.store.run_ended(uid, run, at, EndCause.PREEMPTED)
 
     def cost(self, uid, model=None):
         self.costs.begin_poll()

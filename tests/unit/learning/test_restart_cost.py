@@ -2,8 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.learning.restart_cost import RECENT, mean_of_latest, measured_restarts
+from metasched.learning.restart_cost import (
+    LONGEST_CUT_START,
+    RECENT,
+    longest_cut_start,
+    mean_of_latest,
+    measured_restarts,
+)
+from metasched.slurm.client import JobState
 from metasched.store import RunRecord
+from policies.gavel.policies import GavelLas
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit import site
 from tests.unit.restarted_jobs import RestartedJobs
 
@@ -33,6 +42,22 @@ def test_clocks_that_differ_give_no_negative_cost():
     """Each part is at least 0."""
     before = run(1, 100.0, stop_requested=200.0, ended=195.0)
     assert measured_restarts([before, run(2, 500.0, ready_at=490.0)]) == [0.0]
+
+
+def test_the_longest_start_that_was_cut_short_since_the_last_whole_one_counts():
+    """A run that is starting still, was lost or never started tells nothing."""
+    cut, shorter = run(1, 100.0, stop_requested=140.0), run(2, 200.0, stop_requested=225.0)
+    assert longest_cut_start([cut, shorter]) == 40.0
+    assert longest_cut_start([cut, run(2, 200.0, ready_at=280.0, stop_requested=300.0)]) is None
+    assert longest_cut_start([cut, run(2, 200.0, first_step_at=280.0), run(3, 400.0, stop_requested=425.0)]) == 25.0
+    others = run(1, 100.0), run(1, 100.0, ended=150.0), RunRecord("a", 1, released_at=100.0, stop_requested=150.0)
+    assert [longest_cut_start([other]) for other in others] == [None] * 3
+
+
+def test_a_script_that_never_reports_has_no_endless_start():
+    """Nor does a suspension count as a part of the start."""
+    assert longest_cut_start([run(1, 0.0, stop_requested=1e6)]) == LONGEST_CUT_START
+    assert longest_cut_start([run(1, 0.0, stop_requested=90.0, suspended_seconds=60.0)]) == 30.0
 
 
 def test_the_latest_restarts_count():
@@ -68,6 +93,63 @@ def test_the_own_restarts_of_a_job_come_first(history):
     assert history.cost(uid) == 0.0
     history.costs.forget(uid)
     assert history.cost(uid) == 0.0
+
+
+def test_the_cost_is_at_least_a_start_that_was_cut_short(history):
+    """The bound holds until a start of the job is whole again."""
+    uid = history.job(cost=10.0)
+    history.cut_start(uid, 45.0)
+    assert history.cost(uid) == 45.0
+    history.begin(uid, 20.0)
+    assert history.cost(uid) == 15.0
+    other = history.job()
+    history.cut_start(other, 5.0)
+    assert history.cost(other) == 15.0
+
+
+def test_a_first_job_has_the_cost_of_a_start_that_was_cut_short(history):
+    """Its user has no other job; nothing is known before."""
+    uid = history.job()
+    assert history.cost(uid) is None
+    history.cut_start(uid, 5.0)
+    assert history.cost(uid) == 5.0
+
+
+class SlowTrainer(site.ShimTrainer):
+    """A trainer that is ready 25 s after its start, and that any signal kills before."""
+
+    start = 0
+    ready = False
+
+    def started(self, slurm, job):
+        self.start, self.ready = self.start + 1, False
+        start = self.start
+
+        def report():
+            if self.start == start and slurm.job(job.slurm_job_id).state is JobState.RUNNING:
+                self.ready = True
+                super(SlowTrainer, self).started(slurm, job)
+
+        slurm.after(25.0, report)
+
+    def signalled(self, slurm, job, signal):
+        if self.ready:
+            super().signalled(slurm, job, signal)
+        else:
+            slurm.exit(job.slurm_job_id, 143)
+
+
+def test_jobs_whose_starts_are_longer_than_a_round_train_in_turns(tmp_path, monkeypatch):
+    """Two jobs, one GPU and rounds of 10 s: without the cost of starts that were cut short, neither would train."""
+    monkeypatch.setitem(site.POLICIES, "gavel_las", GavelLas)
+    cluster = site.FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpus=1),)), policy="gavel_las")
+    try:
+        trainers = [SlowTrainer(shared=tmp_path / "shared") for _ in range(2)]
+        for trainer in trainers:
+            cluster.slurm.add("--hold", "--gres=gpu:1", comment="metasched", user=site.ME, trainer=trainer)
+        cluster.run_until(lambda: all(trainer.generation for trainer in trainers))
+    finally:
+        cluster.close()
 
 
 def test_the_daemon_measures_restarts(tmp_path):
