@@ -64,7 +64,7 @@ shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
 
 integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging Face Trainer and Accelerate
-	$(PYTEST) tests/integrations
+	$(PYTEST) --dist loadgroup tests/integrations
 
 slurm: cluster ## tests on a private Slurm cluster on this host, one of them in Chromium
 	@contrib/bootstrap browser

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,12 +24,15 @@ POLL_SECONDS = 0.01
 
 
 class ForkServer:
-    """Starts scripts, and knows their exit codes. A context manager: at its end all forked processes are dead."""
+    """Starts scripts, and knows their exit codes. A context manager: at its end all forked processes are dead.
 
-    def __init__(self):
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    The server imports `modules` besides torch, with the variables of `environ`; forked processes have both.
+    """
+
+    def __init__(self, *modules, **environ):
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server"],
+            [sys.executable, "-m", "tests.fork_server", *modules],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.PIPE,
@@ -40,7 +44,7 @@ class ForkServer:
     def start(self, argv, environ, output, directory=None):
         """The pid of a process that runs the script `argv[0]` in `directory`, in a session of its own.
 
-        Its environment is that of the calling process, with the variables of `environ`.
+        Its environment is that of the calling process and of the server, with the variables of `environ`.
         """
         task = {"argv": list(map(str, argv)), "environ": {**os.environ, **environ}, "output": str(output)}
         return self._ask(task | {"directory": str(directory or Path.cwd())})
@@ -88,6 +92,11 @@ class ForkedProcess:
             time.sleep(POLL_SECONDS)
         return code
 
+    def send_signal(self, number):
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
 
 def die_with_parent():
     """Have the kernel kill this process when its parent is gone."""
@@ -131,6 +140,8 @@ def main():
 
     import trainer_shim.session.context_startup  # noqa: PLC0415, F401
 
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.freeze()  # else each fork copies what its garbage collector touches
     task = serve(sys.stdin, sys.stdout)
     if task is None:

@@ -1,4 +1,7 @@
-"""Real trainers of real frameworks: several Python processes on this host, started as torchrun or srun would."""
+"""Real trainers of real frameworks: several Python processes on this host, started as torchrun or srun would.
+
+Most are forked from a process that has imported the framework. The trainers of the undisturbed job start from nothing.
+"""
 
 import contextlib
 import importlib.util
@@ -12,13 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import ForkedProcess, ForkServer
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEADLINE = 200.0
-LIBRARIES = {"lightning": "pytorch_lightning", "transformers": "transformers", "accelerate": "accelerate"}
-QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+LIBRARIES = {"lightning": "pytorch_lightning", "transformers": "transformers.trainer", "accelerate": "accelerate"}
+ENVIRON = {
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'contrib' / 'integrations'}",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def load_script(name):
@@ -41,10 +51,11 @@ def wait_for(condition, what):
 
 
 class Job:
-    """A job's directory, and all the trainers that were started on it."""
+    """A job's directory, and all the trainers that were started on it: forked by the server where there is one."""
 
-    def __init__(self, directory, framework):
+    def __init__(self, directory, framework, server):
         self.directory = directory
+        self.server = server
         self.script = HERE / f"train_{framework}.py"
         self.reports = directory / "reports" / "0123456789abcdef"
         self.reports.parent.mkdir()
@@ -55,9 +66,7 @@ class Job:
         run, port = len(self.started) + 1, str(free_port())  # one for all ranks
         world = []
         for rank in range(size):
-            environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "METASCHED_"))}
-            environ |= QUIET | {"PYTHONPATH": f"{ROOT}:{ROOT / 'contrib' / 'integrations'}"}
-            environ |= {
+            environ = {
                 "METASCHED_RUN": str(run),
                 "METASCHED_REPORTS": str(self.reports),
                 "METASCHED_EXIT_CODE": "85",
@@ -73,20 +82,23 @@ class Job:
                 environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 if slurm:
                     environ |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": str(size), "SLURM_JOB_NAME": "a test"}
-            with (self.directory / f"output-{run}-{rank}.txt").open("w") as output:
-                command = [sys.executable, str(self.script), str(self.directory), *map(str, arguments)]
-                world.append(
-                    subprocess.Popen(
-                        command,
-                        env=environ | variables,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        cwd=self.directory,
-                        start_new_session=True,
-                    )
-                )
+            argv = [self.script, self.directory, *arguments]
+            world.append(self._start(argv, environ | variables, self.directory / f"output-{run}-{rank}.txt"))
         self.started.append(world)
         return world
+
+    def _start(self, argv, environ, output):
+        if self.server is not None:
+            return ForkedProcess(self.server, argv, environ, output, self.directory)
+        with output.open("w") as file:
+            return subprocess.Popen(
+                [sys.executable, *map(str, argv)],
+                env=os.environ | ENVIRON | environ,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                start_new_session=True,
+            )
 
     def wait(self, world):
         """The exit codes by rank."""
@@ -147,23 +159,41 @@ class Job:
         for process in (process for world in self.started for process in world):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(DEADLINE)
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
+@pytest.fixture(scope="module", autouse=True)
+def outside_of_slurm():
+    """Trainers have no variables of a step or of metasched but those that a test gives."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "METASCHED_"))]:
+            patch.delenv(name)
+        yield
+
+
+# With `--dist loadgroup`, one worker makes a framework's jobs for all their tests.
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LIBRARIES])
 def framework(request):
-    if importlib.util.find_spec(LIBRARIES[request.param]) is None:
-        pytest.skip(f"{LIBRARIES[request.param]} is not installed: pip install 'metasched[integrations]'")
+    package = LIBRARIES[request.param].partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'metasched[integrations]'")
     return request.param
 
 
 @pytest.fixture(scope="module")
-def job(framework, tmp_path_factory):
+def server(framework):
+    """Forks trainers that need not import the framework; it and they are dead at the end."""
+    with ForkServer(LIBRARIES[framework], f"metasched_{framework}", **ENVIRON) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job(framework, server, outside_of_slurm, tmp_path_factory):
     """Make jobs; whatever still runs in them is killed at the end."""
     made = []
 
-    def make():
-        made.append(Job(tmp_path_factory.mktemp("job"), framework))
+    def make(*, forked=True):
+        made.append(Job(tmp_path_factory.mktemp("job"), framework, server if forked else None))
         return made[-1]
 
     yield make

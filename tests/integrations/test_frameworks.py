@@ -19,7 +19,7 @@ def parameters(place):
 @pytest.fixture(scope="module")
 def undisturbed(job):
     """A job that runs through, at one rank, with a periodic checkpoint of every step."""
-    place = job()
+    place = job(forked=False)
     assert place.wait(place.launch(1, "--checkpoint-every", 0)) == [0]
     return place
 
