@@ -1,7 +1,8 @@
 """Real trainers: several Python processes that form a gloo process group on this host.
 
 Most are forked from a process that has imported torch. Processes that start from nothing are in test_rehearse.py,
-test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py.
+test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py. With `--dist loadgroup`,
+one worker runs all tests of a module that share trainings.
 """
 
 import contextlib

@@ -119,7 +119,7 @@ def test_ranks_that_wait_for_a_hung_one_end_in_the_stated_time(world, point, how
 
 def test_a_hang_before_the_first_checkpoint_is_a_failure(world):
     """Without a checkpoint another run would hang at the same step, so none is asked for."""
-    world.start(2, "--at", "body", "--step", 5).there()
+    world.start(2, "--at", "body", "--step", 5, "--checkpoint-every", 600).there()
     assert 75 in world.codes()
 
 
