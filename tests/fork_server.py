@@ -26,15 +26,15 @@ POLL_SECONDS = 0.01
 class ForkServer:
     """Starts scripts, and knows their exit codes. A context manager: at its end all forked processes are dead.
 
-    The server imports `modules` besides torch, with the variables of `environ`; forked processes have both.
+    The server imports `modules` besides torch. It and the forked processes have the variables of `environ`.
     """
 
     def __init__(self, *modules, **environ):
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
+        self._environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", *modules],
             cwd=ROOT,
-            env=environ,
+            env=os.environ | self._environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,9 +44,10 @@ class ForkServer:
     def start(self, argv, environ, output, directory=None):
         """The pid of a process that runs the script `argv[0]` in `directory`, in a session of its own.
 
-        Its environment is that of the calling process and of the server, with the variables of `environ`.
+        Its environment is that of the calling process, with the variables of the server and then those of `environ`.
         """
-        task = {"argv": list(map(str, argv)), "environ": {**os.environ, **environ}, "output": str(output)}
+        environ = os.environ | self._environ | environ
+        task = {"argv": list(map(str, argv)), "environ": environ, "output": str(output)}
         return self._ask(task | {"directory": str(directory or Path.cwd())})
 
     def exit_code(self, pid):

@@ -303,8 +303,9 @@ class JobKnowledge(JobHistory, frozen=True, kw_only=True):
             jobs.
         restart_seconds: seconds in which the job holds GPUs without training when it is stopped and started again:
             from the stop request to the end of the run, and from the start of the next run to its first step. The mean
-            of the job's latest restarts, or of those of its user's other jobs, and at least the job's longest start
-            that was cut short since its last whole one; None where none of these is known.
+            of the job's latest restarts, or of those of its user's other jobs; None where none was measured.
+        cut_start_seconds: seconds of the job's longest start that a stop request ended before the first step, after the
+            last run with a first step; None where there is none.
         batching: its batch size, who changes it, and its limits; None where no trainer has reported.
         noise: its gradient noise; None where that was not measured.
         iteration_parameters: by GPU type, the parameters of the time of its iterations
@@ -319,6 +320,7 @@ class JobKnowledge(JobHistory, frozen=True, kw_only=True):
     learns_speed: bool = False
     expected_service: float | None = None
     restart_seconds: float | None = None
+    cut_start_seconds: float | None = None
     batching: Batching | None = None
     noise: GradientNoise | None = None
     iteration_parameters: Mapping[str, tuple[float, ...]] = NO_PARAMETERS

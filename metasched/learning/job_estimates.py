@@ -49,7 +49,7 @@ class JobEstimates:
         return self._throughput.take_changes()
 
     def add_to(self, job: Job, record: JobRecord, model: str | None) -> Job:
-        """Return the job with its speed, its expected service and its restart cost.
+        """Return the job with its speed, its expected service, its restart cost and its longest cut start.
 
         Args:
             job: as observed.
@@ -65,6 +65,7 @@ class JobEstimates:
             iteration_parameters=fitted,
             expected_service=self._service.expected_service(record),
             restart_seconds=self._restarts.restart_seconds(record, model),
+            cut_start_seconds=self._restarts.cut_start_seconds(record, model),
             batch_speeds=self._throughput.batch_speeds(subject) if by_script else NO_SPEEDS,
         )
 

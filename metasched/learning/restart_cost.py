@@ -1,9 +1,10 @@
 """The restart cost of a job: seconds in which it holds GPUs without training when it is stopped and started again.
 
 A restart is measured from the runs that the store records. Its two parts are the time from the stop request to the end
-of the run, and the time from the start of the next run to that run's first step. A start that a stop request has cut
-short is a lower bound of the cost: without one, jobs whose starts take longer than a round could stop each other in
-every round, and neither would ever train.
+of the run, and the time from the start of the next run to that run's first step.
+
+A *cut start* is a start that a stop request ended before the first step. It tells how long a start takes at least where
+no restart can be measured because every start is cut.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import NamedTuple
 
 from metasched.store import JobRecord, RunRecord, Store
 
@@ -18,8 +20,6 @@ RECENT = 5
 """Restarts that count, the latest first."""
 EARLIER_JOBS = 20
 """Preempted jobs of the same user that are read for a job without a restart, the latest first."""
-LONGEST_CUT_START = 600.0
-"""Seconds of a start that was cut short which count at most: a script without the shim never reports its first step."""
 RECENT_RUNS = 100
 """Runs of all users whose jobs are read for the restarts of the site, the latest first."""
 
@@ -41,23 +41,24 @@ def measured_restarts(runs: Iterable[RunRecord]) -> list[float]:
 
 
 def longest_cut_start(runs: Iterable[RunRecord]) -> float | None:
-    """Return the seconds of one job's longest start that a stop request has cut short since the last whole start.
+    """Return the seconds of the job's longest cut start after its last run with a first step.
 
-    At most ``LONGEST_CUT_START`` seconds of each start count.
+    A job without the shim reports no step, so that each of its stopped runs is a cut start.
 
     Args:
-        runs: of the job, in the order of their numbers.
+        runs: of one job, in the order of their numbers.
 
     Returns:
-        None where the last start was whole, or no start was cut short.
+        None where there is no such start.
     """
     longest = None
     for run in runs:
-        if _start_seconds(run) is not None:
+        if run.first_step_at is not None:
             longest = None
         elif run.started is not None and run.stop_requested is not None:
             seconds = run.stop_requested - run.started - run.suspended_seconds
-            longest = max(longest or 0.0, min(seconds, LONGEST_CUT_START))
+            if seconds > 0 and (longest is None or seconds > longest):
+                longest = seconds
     return longest
 
 
@@ -86,13 +87,20 @@ def mean_of_latest(restarts: Sequence[float]) -> float | None:
     return fmean(restarts[-RECENT:]) if restarts else None
 
 
+class _Figures(NamedTuple):
+    """A job's figures in one state of its run: the cost of a restart and the longest cut start, in seconds."""
+
+    state: object
+    restart: float | None
+    cut_start: float | None
+
+
 class RestartCosts:
-    """Measures the restart cost of each live job.
+    """Measures the restart cost of each live job, and knows its longest cut start.
 
     A job without a measured restart has the cost of its user's other jobs: of those that name the same model if any of
-    them was restarted, else of all. The cost is at least the job's longest start that was cut short since its last
-    whole one. The cost is read from the store when the job is first asked about, and after each change of its present
-    run.
+    them was restarted, else of all. Both figures are read from the store when the job is first asked about, and after
+    each change of its present run.
 
     Args:
         store: holds the runs.
@@ -100,7 +108,7 @@ class RestartCosts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._cost: dict[str, tuple[object, float | None]] = {}  # by uid: the state of the run, and the job's cost
+        self._figures: dict[str, _Figures] = {}  # by uid
         self._cost_of_user: dict[tuple[str, str | None], float | None] = {}  # by user and model
 
     def begin_poll(self) -> None:
@@ -114,19 +122,26 @@ class RestartCosts:
             record: the job as the store has it.
             model: the model that the job's tag names; None for none.
         """
-        run = record.current
-        state = (record.run, None if run is None else (run.started, run.ready_at, run.first_step_at))
-        if record.uid not in self._cost or self._cost[record.uid][0] != state:
-            runs = self._store.runs(record.uid) if record.preemptions else []
-            own = mean_of_latest(measured_restarts(runs))
-            known = self._of_user(record.user, model) if own is None else own
-            bounds = (known, longest_cut_start(runs))
-            self._cost[record.uid] = state, max((cost for cost in bounds if cost is not None), default=None)
-        return self._cost[record.uid][1]
+        return self._figures_of(record, model).restart
+
+    def cut_start_seconds(self, record: JobRecord, model: str | None) -> float | None:
+        """Return the seconds of the job's longest cut start; see ``longest_cut_start`` and ``restart_seconds``."""
+        return self._figures_of(record, model).cut_start
 
     def forget(self, uid: str) -> None:
-        """Drop the cost of a job that has ended; the store has its runs."""
-        self._cost.pop(uid, None)
+        """Drop the figures of a job that has ended; the store has its runs."""
+        self._figures.pop(uid, None)
+
+    def _figures_of(self, record: JobRecord, model: str | None) -> _Figures:
+        run = record.current
+        state = (record.run, None if run is None else (run.started, run.ready_at, run.first_step_at))
+        known = self._figures.get(record.uid)
+        if known is None or known.state != state:
+            runs = self._store.runs(record.uid) if record.preemptions else []
+            own = mean_of_latest(measured_restarts(runs))
+            restart = self._of_user(record.user, model) if own is None else own
+            known = self._figures[record.uid] = _Figures(state, restart, longest_cut_start(runs))
+        return known
 
     def _of_user(self, user: str, model: str | None) -> float | None:
         key = user, model

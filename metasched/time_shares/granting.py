@@ -43,12 +43,14 @@ def runs_within_quantum(
 ) -> Mapping[Combination, str]:
     """The worker type of each combination that runs within its quantum, and has a time share there.
 
-    The quantum of a run is as long as ``restarts`` restarts of its job, at most ``LONGEST_QUANTUM`` rounds. That of a
-    pair is the longer one of its jobs', from the later one of their starts.
+    The quantum of a run is as long as ``restarts`` restarts of its job, at most ``LONGEST_QUANTUM`` rounds. A restart
+    takes at least as long as the job's longest cut start: otherwise jobs whose starts take longer than a round would
+    stop each other in every round, and none of them would train. The quantum of a pair is the longer one of its jobs',
+    from the later one of their starts.
 
     Args:
         accounts: with the grants of the last round.
-        jobs: the present jobs by uid; a job without a known restart has no quantum.
+        jobs: the present jobs by uid; a job with neither a known restart cost nor a cut start has no quantum.
         now: unix seconds.
         restarts: length of a quantum, in restarts.
         round_seconds: regular seconds of a round.
@@ -59,7 +61,8 @@ def runs_within_quantum(
         place = members[0].placement if len(members) == len(combination) else None
         if place is None or place.gpu_type is None:
             continue
-        quantum = min(restarts * max(job.restart_seconds or 0.0 for job in members), LONGEST_QUANTUM * round_seconds)
+        restart = max(max(job.restart_seconds or 0.0, job.cut_start_seconds or 0.0) for job in members)
+        quantum = min(restarts * restart, LONGEST_QUANTUM * round_seconds)
         started = max(now if job.run_started is None else job.run_started for job in members)
         worker_type = worker_type_of(place.gpu_type, unconsolidated=combination[0] in accounts.unconsolidated)
         if now - started < quantum and accounts.shares.get(combination, {}).get(worker_type, 0.0) > 0:

@@ -89,7 +89,8 @@ class TimeShareParameters(PolicyParameters):
     """
     quantum_restarts: float = Field(default=20.0, ge=0)
     """Length of a run's quantum, in which no other job takes its GPUs although it is due: in restarts of the job, at
-    most 10 rounds. 0, as in the paper: none. Only with ``carry``, and for jobs with known restarts.
+    most 10 rounds. 0, as in the paper: none. Only with ``carry``, and for jobs with a known restart cost or a cut
+    start.
     """
     heed_speeds: bool = True
     """Whether time shares are also recomputed when the known speed of a job, or of a pair on the same GPUs, changes:

@@ -1,6 +1,7 @@
 """Real trainers of real frameworks: several Python processes on this host, started as torchrun or srun would.
 
-Most are forked from a process that has imported the framework. The trainers of the undisturbed job start from nothing.
+Most are forked from a process that has imported the framework. Others start from nothing: frameworks read some
+variables when they are imported. With `--dist loadgroup`, one worker makes a framework's jobs for all their tests.
 """
 
 import contextlib
@@ -21,7 +22,13 @@ from tests.ports import free_port
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DEADLINE = 200.0
-LIBRARIES = {"lightning": "pytorch_lightning", "transformers": "transformers.trainer", "accelerate": "accelerate"}
+PACKAGES = {"lightning": "pytorch_lightning", "transformers": "transformers", "accelerate": "accelerate"}
+# What a fork server imports. Transformers imports its trainer late.
+MODULES = {
+    "lightning": ("pytorch_lightning", "metasched_lightning"),
+    "transformers": ("transformers.trainer", "metasched_transformers"),
+    "accelerate": ("accelerate", "metasched_accelerate"),
+}
 ENVIRON = {
     "PYTHONPATH": f"{ROOT}:{ROOT / 'contrib' / 'integrations'}",
     "OMP_NUM_THREADS": "1",
@@ -51,7 +58,7 @@ def wait_for(condition, what):
 
 
 class Job:
-    """A job's directory, and all the trainers that were started on it: forked by the server where there is one."""
+    """A job's directory, and all the trainers that were started on it."""
 
     def __init__(self, directory, framework, server):
         self.directory = directory
@@ -61,7 +68,7 @@ class Job:
         self.reports.parent.mkdir()
         self.started = []
 
-    def launch(self, size, *arguments, slurm=False, **variables):
+    def launch(self, size, *arguments, slurm=False, forked=True):
         """Start the processes of one run, under torchrun's variables or srun's, or alone; returns them."""
         run, port = len(self.started) + 1, str(free_port())  # one for all ranks
         world = []
@@ -82,14 +89,12 @@ class Job:
                 environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 if slurm:
                     environ |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": str(size), "SLURM_JOB_NAME": "a test"}
-            argv = [self.script, self.directory, *arguments]
-            world.append(self._start(argv, environ | variables, self.directory / f"output-{run}-{rank}.txt"))
+            task = [self.script, self.directory, *arguments], environ, self.directory / f"output-{run}-{rank}.txt"
+            world.append(ForkedProcess(self.server, *task, self.directory) if forked else self._start(*task))
         self.started.append(world)
         return world
 
     def _start(self, argv, environ, output):
-        if self.server is not None:
-            return ForkedProcess(self.server, argv, environ, output, self.directory)
         with output.open("w") as file:
             return subprocess.Popen(
                 [sys.executable, *map(str, argv)],
@@ -129,9 +134,9 @@ class Job:
         yield
         (self.directory / f"go-{step}").touch()
 
-    def stop_at(self, step, size, *arguments, rank=0, number=signal.SIGUSR2, slurm=False):
+    def stop_at(self, step, size, *arguments, rank=0, number=signal.SIGUSR2, slurm=False, forked=True):
         """Run until that step, signal one rank in it, and return the exit codes."""
-        world = self.launch(size, "--halt", step, *arguments, slurm=slurm)
+        world = self.launch(size, "--halt", step, *arguments, slurm=slurm, forked=forked)
         with self.halted(step):
             world[rank].send_signal(number)
         return self.wait(world)
@@ -171,10 +176,9 @@ def outside_of_slurm():
         yield
 
 
-# With `--dist loadgroup`, one worker makes a framework's jobs for all their tests.
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LIBRARIES])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PACKAGES])
 def framework(request):
-    package = LIBRARIES[request.param].partition(".")[0]
+    package = PACKAGES[request.param]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'metasched[integrations]'")
     return request.param
@@ -183,17 +187,17 @@ def framework(request):
 @pytest.fixture(scope="module")
 def server(framework):
     """Forks trainers that need not import the framework; it and they are dead at the end."""
-    with ForkServer(LIBRARIES[framework], f"metasched_{framework}", **ENVIRON) as made:
+    with ForkServer(*MODULES[framework], **ENVIRON) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def job(framework, server, outside_of_slurm, tmp_path_factory):
+def job(framework, server, tmp_path_factory):
     """Make jobs; whatever still runs in them is killed at the end."""
     made = []
 
-    def make(*, forked=True):
-        made.append(Job(tmp_path_factory.mktemp("job"), framework, server if forked else None))
+    def make():
+        made.append(Job(tmp_path_factory.mktemp("job"), framework, server))
         return made[-1]
 
     yield make

@@ -19,8 +19,8 @@ def parameters(place):
 @pytest.fixture(scope="module")
 def undisturbed(job):
     """A job that runs through, at one rank, with a periodic checkpoint of every step."""
-    place = job(forked=False)
-    assert place.wait(place.launch(1, "--checkpoint-every", 0)) == [0]
+    place = job()
+    assert place.wait(place.launch(1, "--checkpoint-every", 0, forked=False)) == [0]
     return place
 
 
@@ -29,7 +29,7 @@ def resized(job):
     """A job through worlds of 1, 2 and 3 ranks, the second as srun starts it; then started once more."""
     place = job()
     assert place.stop_at(3, 1) == [85]
-    assert place.stop_at(7, 2, rank=1, slurm=True) == [85, 85]
+    assert place.stop_at(7, 2, rank=1, slurm=True, forked=False) == [85, 85]
     assert place.wait(place.launch(3)) == [0, 0, 0]
     assert place.wait(place.launch(1)) == [0]
     return place

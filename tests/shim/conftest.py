@@ -2,7 +2,7 @@
 
 Most are forked from a process that has imported torch. Processes that start from nothing are in test_rehearse.py,
 test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py. With `--dist loadgroup`,
-one worker runs all tests of a module that share trainings.
+one worker runs all tests of a module whose tests share trainings.
 """
 
 import contextlib

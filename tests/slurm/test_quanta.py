@@ -1,4 +1,4 @@
-"""Under policies of time shares, the runs of a job whose restarts are measured have a quantum."""
+"""Under policies of time shares, the runs of a job whose restart cost is known have a quantum."""
 
 import sys
 
@@ -26,15 +26,22 @@ def test_trainings_that_alternate_run_for_several_rounds_once_their_restarts_are
     assert lengths()[0] < 4 * ROUND
 
 
-def test_trainings_whose_starts_are_longer_than_a_round_train(one_gpu):
-    """A start that was cut short tells the least cost of a restart, and so gives the next run of the job a quantum."""
+def test_trainings_whose_starts_take_longer_than_a_round_train(one_gpu):
+    """A cut start tells how long a restart takes at least, and so gives the next run of the job a quantum."""
     one_gpu.configure(policy="gavel_las")
     one_gpu.start()
     one_gpu.wait(one_gpu.status)
     train = f"exec metasched-run {sys.executable} {TRAIN} {{dir}} --epochs 100000 --step-seconds 0.05"
-    jobs = [one_gpu.submit(f"sleep {3 * ROUND}; {train}", "--gres=gpu:1") for _ in range(2)]
+    jobs = [one_gpu.submit(f"sleep {1.5 * ROUND}; {train}", "--gres=gpu:1") for _ in range(2)]
+    one_gpu.wait(lambda: all(map(one_gpu.job, jobs)))
+    uids = [one_gpu.job(slurm_job_id).uid for slurm_job_id in jobs]
 
-    def progress():
-        return [job.progress_steps for slurm_job_id in jobs if (job := one_gpu.job(slurm_job_id))]
+    def trained():
+        """The runs of the first job that has trained."""
+        with one_gpu.store() as store:
+            histories = [store.runs(uid) for uid in uids]
+        return next((runs for runs in histories if any(run.first_step_at for run in runs)), None)
 
-    one_gpu.wait(lambda: any(progress()))
+    first = one_gpu.wait(trained)[0]
+    assert first.stop_requested is not None
+    assert first.first_step_at is None

@@ -8,7 +8,7 @@ TWO = Placement(("n1",), 2, "v100")
 
 
 class RestartedJobs:
-    """A store with jobs, each restarted once at some cost."""
+    """A store with jobs that are restarted at some cost."""
 
     def __init__(self, path):
         self.store = Store.open(path)
@@ -32,28 +32,30 @@ class RestartedJobs:
         return uid
 
     def restart(self, uid, cost):
-        """Stop the job's run at the instant 50, and start it again, so that its trainer is ready after ``cost``."""
+        """Stop the job's run at the instant 50, and start it again, with its first step after ``cost`` seconds."""
         if self.store.require_job(uid).current is None:
             self.begin(uid, 0.0)
         self.stop(uid, 50.0)
         self.begin(uid, cost)
 
     def cut_start(self, uid, seconds):
-        """Start the job, after a stop where it runs, and stop it before its trainer is ready."""
+        """Stop the job's run if there is one, start the job, and stop it some seconds later, before its first step."""
         if self.store.require_job(uid).current is not None:
             self.stop(uid, 50.0)
         self.begin(uid)
         self.stop(uid, 100.0 + seconds)
 
     def begin(self, uid, cost=None):
-        """Start the job at the instant 100; its trainer is not ready yet where no cost is given."""
+        """Start the job at the instant 100, with its first step after ``cost`` seconds; without one for None."""
         run = self.store.require_job(uid).run + 1
         self.store.release(uid, run, TWO, 100.0)
         self.store.run_started(uid, run, 100.0, TWO)
         if cost is not None:
-            self.store._write("UPDATE runs SET ready_at = ? WHERE uid = ? AND run = ?", [100.0 + cost, uid, run])
+            sql = "UPDATE runs SET ready_at = ?1, first_step_at = ?1 WHERE uid = ?2 AND run = ?3"
+            self.store._write(sql, [100.0 + cost, uid, run])
 
     def stop(self, uid, at):
+        """Request the stop of the job's run, which ends at once."""
         run = self.store.require_job(uid).run
         self.store.stop_requested(uid, run, at)
         self.store.run_ended(uid, run, at, EndCause.PREEMPTED)
@@ -61,3 +63,6 @@ class RestartedJobs:
     def cost(self, uid, model=None):
         self.costs.begin_poll()
         return self.costs.restart_seconds(self.store.require_job(uid), model)
+
+    def cut_start_seconds(self, uid):
+        return self.costs.cut_start_seconds(self.store.require_job(uid), None)

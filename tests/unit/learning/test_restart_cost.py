@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from metasched.learning.restart_cost import (
-    LONGEST_CUT_START,
     RECENT,
     longest_cut_start,
     mean_of_latest,
@@ -44,19 +43,23 @@ def test_clocks_that_differ_give_no_negative_cost():
     assert measured_restarts([before, run(2, 500.0, ready_at=490.0)]) == [0.0]
 
 
-def test_the_longest_start_that_was_cut_short_since_the_last_whole_one_counts():
-    """A run that is starting still, was lost or never started tells nothing."""
+def test_the_longest_cut_start_after_the_last_run_with_a_step_counts():
+    """A trainer that was ready, but was stopped before its first step, has not trained either."""
     cut, shorter = run(1, 100.0, stop_requested=140.0), run(2, 200.0, stop_requested=225.0)
     assert longest_cut_start([cut, shorter]) == 40.0
-    assert longest_cut_start([cut, run(2, 200.0, ready_at=280.0, stop_requested=300.0)]) is None
+    assert longest_cut_start([cut, run(2, 200.0, ready_at=280.0, stop_requested=300.0)]) == 100.0
+    assert longest_cut_start([cut, run(2, 200.0, first_step_at=280.0)]) is None
     assert longest_cut_start([cut, run(2, 200.0, first_step_at=280.0), run(3, 400.0, stop_requested=425.0)]) == 25.0
-    others = run(1, 100.0), run(1, 100.0, ended=150.0), RunRecord("a", 1, released_at=100.0, stop_requested=150.0)
-    assert [longest_cut_start([other]) for other in others] == [None] * 3
 
 
-def test_a_script_that_never_reports_has_no_endless_start():
-    """Nor does a suspension count as a part of the start."""
-    assert longest_cut_start([run(1, 0.0, stop_requested=1e6)]) == LONGEST_CUT_START
+def test_only_stop_requests_cut_starts():
+    """A run that is starting still, was lost or never started is no cut start; nor is a stop before the start."""
+    runs = run(1, 100.0), run(1, 100.0, ended=150.0), RunRecord("a", 1, released_at=100.0, stop_requested=150.0)
+    assert [longest_cut_start([one]) for one in (*runs, run(1, 100.0, stop_requested=99.5))] == [None] * 4
+
+
+def test_a_suspension_is_no_part_of_a_start():
+    """The job did not run in those seconds."""
     assert longest_cut_start([run(1, 0.0, stop_requested=90.0, suspended_seconds=60.0)]) == 30.0
 
 
@@ -95,28 +98,18 @@ def test_the_own_restarts_of_a_job_come_first(history):
     assert history.cost(uid) == 0.0
 
 
-def test_the_cost_is_at_least_a_start_that_was_cut_short(history):
-    """The bound holds until a start of the job is whole again."""
+def test_a_cut_start_changes_no_measured_cost(history):
+    """It is a figure of its own, which is not known before, and no more known after a start with a step."""
     uid = history.job(cost=10.0)
+    assert history.cut_start_seconds(uid) is None
     history.cut_start(uid, 45.0)
-    assert history.cost(uid) == 45.0
+    assert (history.cost(uid), history.cut_start_seconds(uid)) == (10.0, 45.0)
     history.begin(uid, 20.0)
-    assert history.cost(uid) == 15.0
-    other = history.job()
-    history.cut_start(other, 5.0)
-    assert history.cost(other) == 15.0
-
-
-def test_a_first_job_has_the_cost_of_a_start_that_was_cut_short(history):
-    """Its user has no other job; nothing is known before."""
-    uid = history.job()
-    assert history.cost(uid) is None
-    history.cut_start(uid, 5.0)
-    assert history.cost(uid) == 5.0
+    assert (history.cost(uid), history.cut_start_seconds(uid)) == (15.0, None)
 
 
 class SlowTrainer(site.ShimTrainer):
-    """A trainer that is ready 25 s after its start, and that any signal kills before."""
+    """A trainer that is ready 25 s after its start. A signal before that kills it."""
 
     start = 0
     ready = False
@@ -139,15 +132,17 @@ class SlowTrainer(site.ShimTrainer):
             slurm.exit(job.slurm_job_id, 143)
 
 
-def test_jobs_whose_starts_are_longer_than_a_round_train_in_turns(tmp_path, monkeypatch):
-    """Two jobs, one GPU and rounds of 10 s: without the cost of starts that were cut short, neither would train."""
+def test_jobs_whose_starts_take_longer_than_a_round_train(tmp_path, monkeypatch):
+    """Two jobs share one GPU: both train, although each has had a cut start."""
     monkeypatch.setitem(site.POLICIES, "gavel_las", GavelLas)
-    cluster = site.FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpus=1),)), policy="gavel_las")
+    slurm = FakeSlurm(nodes=(FakeNode("n1", gpus=1),))
+    cluster = site.FakeSite(tmp_path, slurm, policy="gavel_las", round_seconds=10.0)
     try:
         trainers = [SlowTrainer(shared=tmp_path / "shared") for _ in range(2)]
         for trainer in trainers:
-            cluster.slurm.add("--hold", "--gres=gpu:1", comment="metasched", user=site.ME, trainer=trainer)
+            slurm.add("--hold", "--gres=gpu:1", comment="metasched", user=site.ME, trainer=trainer)
         cluster.run_until(lambda: all(trainer.generation for trainer in trainers))
+        assert all(trainer.start > trainer.generation for trainer in trainers)
     finally:
         cluster.close()
 

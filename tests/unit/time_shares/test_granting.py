@@ -218,6 +218,16 @@ def test_a_quantum_begins_with_the_run():
     assert not within(shares, (("a",),), job, now=1200.0)
 
 
+def test_a_restart_takes_at_least_as_long_as_a_cut_start():
+    """A job without a measured restart has a quantum by its cut start; a smaller measurement does not shorten it."""
+    shares = {("a",): {"v100": 0.5}}
+    for measured in (None, 10.0, 50.0):
+        job = running("a", "v100", restart_seconds=measured, cut_start_seconds=30.0)
+        quantum = 20 * max(measured or 0.0, 30.0)
+        assert within(shares, (("a",),), job, now=quantum - 1.0) == {("a",): "v100"}
+        assert not within(shares, (("a",),), job, now=quantum)
+
+
 def test_the_quantum_of_a_pair_is_that_of_its_later_and_its_costlier_job():
     shares = {("a", "b"): {"v100": 0.5}}
     jobs = running("a", "v100", restart_seconds=20.0), running("b", "v100", started=300.0, restart_seconds=10.0)
