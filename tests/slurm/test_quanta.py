@@ -32,7 +32,7 @@ def test_trainings_whose_starts_take_longer_than_a_round_train(one_gpu):
     one_gpu.start()
     one_gpu.wait(one_gpu.status)
     train = f"exec metasched-run {sys.executable} {TRAIN} {{dir}} --epochs 100000 --step-seconds 0.05"
-    jobs = [one_gpu.submit(f"sleep {1.5 * ROUND}; {train}", "--gres=gpu:1") for _ in range(2)]
+    jobs = [one_gpu.submit(f"sleep {3 * ROUND}; {train}", "--gres=gpu:1") for _ in range(2)]
     one_gpu.wait(lambda: all(map(one_gpu.job, jobs)))
     uids = [one_gpu.job(slurm_job_id).uid for slurm_job_id in jobs]
 
