@@ -61,7 +61,7 @@ screenshots: python ## docs/images/web-*.webp of the web page, from a generated 
 	$(BIN)/python -m tests.browser.screenshots
 
 shim: python ## tests with real torch.distributed processes
-	$(PYTEST) --dist loadgroup tests/shim
+	$(PYTEST) --dist loadscope tests/shim
 
 integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging Face Trainer and Accelerate
 	$(PYTEST) --dist loadgroup tests/integrations

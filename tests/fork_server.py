@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+BASE = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+"""The variables of the server and of processes that start from nothing, unless a test gives others."""
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.01
 
@@ -26,15 +28,14 @@ POLL_SECONDS = 0.01
 class ForkServer:
     """Starts scripts, and knows their exit codes. A context manager: at its end all forked processes are dead.
 
-    The server imports `modules` besides torch. It and the forked processes have the variables of `environ`.
+    The server imports `modules` besides torch, with the variables of `environ`.
     """
 
     def __init__(self, *modules, **environ):
-        self._environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", *modules],
             cwd=ROOT,
-            env=os.environ | self._environ,
+            env=os.environ | BASE | environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,10 +45,9 @@ class ForkServer:
     def start(self, argv, environ, output, directory=None):
         """The pid of a process that runs the script `argv[0]` in `directory`, in a session of its own.
 
-        Its environment is that of the calling process, with the variables of the server and then those of `environ`.
+        Its environment is that of the calling process, with the variables of `environ`.
         """
-        environ = os.environ | self._environ | environ
-        task = {"argv": list(map(str, argv)), "environ": environ, "output": str(output)}
+        task = {"argv": list(map(str, argv)), "environ": os.environ | environ, "output": str(output)}
         return self._ask(task | {"directory": str(directory or Path.cwd())})
 
     def exit_code(self, pid):
@@ -97,6 +97,22 @@ class ForkedProcess:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def start_process(server, argv, environ, output, directory):
+    """A process that runs a Python script: forked by the server, or from nothing where that is None."""
+    if server is not None:
+        return ForkedProcess(server, argv, environ, output, directory)
+    environ = os.environ | BASE | environ
+    with output.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, *map(str, argv)],
+            env=environ,
+            cwd=directory,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def die_with_parent():

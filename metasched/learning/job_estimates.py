@@ -59,13 +59,14 @@ class JobEstimates:
         subject = speed_subject(job.uid, job.user, model)
         speed = self._throughput.speed(subject, None if job.batching is None else job.batching.global_batch)
         fitted = self._throughput.iteration_parameters(subject) if self.fits_iterations else NO_PARAMETERS
+        restart = self._restarts.cost(record, model)
         by_script = job.batching is not None and job.batching.control is BatchControl.SCRIPT
         return job.evolve(
             speed=speed,
             iteration_parameters=fitted,
             expected_service=self._service.expected_service(record),
-            restart_seconds=self._restarts.restart_seconds(record, model),
-            cut_start_seconds=self._restarts.cut_start_seconds(record, model),
+            restart_seconds=restart.restart_seconds,
+            cut_start_seconds=restart.cut_start_seconds,
             batch_speeds=self._throughput.batch_speeds(subject) if by_script else NO_SPEEDS,
         )
 

@@ -51,15 +51,13 @@ def longest_cut_start(runs: Iterable[RunRecord]) -> float | None:
     Returns:
         None where there is no such start.
     """
-    longest = None
+    cut = list[float]()
     for run in runs:
         if run.first_step_at is not None:
-            longest = None
+            cut.clear()
         elif run.started is not None and run.stop_requested is not None:
-            seconds = run.stop_requested - run.started - run.suspended_seconds
-            if seconds > 0 and (longest is None or seconds > longest):
-                longest = seconds
-    return longest
+            cut.append(run.stop_requested - run.started - run.suspended_seconds)
+    return max((seconds for seconds in cut if seconds > 0), default=None)
 
 
 def restarts_of_site(store: Store) -> list[float]:
@@ -87,20 +85,19 @@ def mean_of_latest(restarts: Sequence[float]) -> float | None:
     return fmean(restarts[-RECENT:]) if restarts else None
 
 
-class _Figures(NamedTuple):
-    """A job's figures in one state of its run: the cost of a restart and the longest cut start, in seconds."""
+class RestartCost(NamedTuple):
+    """The cost of a job's restarts as far as it is known: the fields of ``JobKnowledge`` of the same names."""
 
-    state: object
-    restart: float | None
-    cut_start: float | None
+    restart_seconds: float | None
+    cut_start_seconds: float | None
 
 
 class RestartCosts:
-    """Measures the restart cost of each live job, and knows its longest cut start.
+    """Measures the restart cost of each live job.
 
     A job without a measured restart has the cost of its user's other jobs: of those that name the same model if any of
-    them was restarted, else of all. Both figures are read from the store when the job is first asked about, and after
-    each change of its present run.
+    them was restarted, else of all. The cost is read from the store when the job is first asked about, and after each
+    change of its present run.
 
     Args:
         store: holds the runs.
@@ -108,40 +105,32 @@ class RestartCosts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._figures: dict[str, _Figures] = {}  # by uid
+        self._cost: dict[str, tuple[object, RestartCost]] = {}  # by uid: the state of the run, and the job's cost
         self._cost_of_user: dict[tuple[str, str | None], float | None] = {}  # by user and model
 
     def begin_poll(self) -> None:
         """Read the earlier jobs of each user again for jobs that come in this poll."""
         self._cost_of_user.clear()
 
-    def restart_seconds(self, record: JobRecord, model: str | None) -> float | None:
-        """Return the seconds that a restart of the job costs; None where that is not known.
+    def cost(self, record: JobRecord, model: str | None) -> RestartCost:
+        """Return the cost of the job's restarts, as far as it is known.
 
         Args:
             record: the job as the store has it.
             model: the model that the job's tag names; None for none.
         """
-        return self._figures_of(record, model).restart
-
-    def cut_start_seconds(self, record: JobRecord, model: str | None) -> float | None:
-        """Return the seconds of the job's longest cut start; see ``longest_cut_start`` and ``restart_seconds``."""
-        return self._figures_of(record, model).cut_start
-
-    def forget(self, uid: str) -> None:
-        """Drop the figures of a job that has ended; the store has its runs."""
-        self._figures.pop(uid, None)
-
-    def _figures_of(self, record: JobRecord, model: str | None) -> _Figures:
         run = record.current
         state = (record.run, None if run is None else (run.started, run.ready_at, run.first_step_at))
-        known = self._figures.get(record.uid)
-        if known is None or known.state != state:
+        if record.uid not in self._cost or self._cost[record.uid][0] != state:
             runs = self._store.runs(record.uid) if record.preemptions else []
             own = mean_of_latest(measured_restarts(runs))
-            restart = self._of_user(record.user, model) if own is None else own
-            known = self._figures[record.uid] = _Figures(state, restart, longest_cut_start(runs))
-        return known
+            measured = self._of_user(record.user, model) if own is None else own
+            self._cost[record.uid] = state, RestartCost(measured, longest_cut_start(runs))
+        return self._cost[record.uid][1]
+
+    def forget(self, uid: str) -> None:
+        """Drop the cost of a job that has ended; the store has its runs."""
+        self._cost.pop(uid, None)
 
     def _of_user(self, user: str, model: str | None) -> float | None:
         key = user, model

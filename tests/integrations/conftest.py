@@ -9,14 +9,13 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import ForkedProcess, ForkServer
+from tests.fork_server import ForkServer, start_process
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
@@ -31,7 +30,6 @@ MODULES = {
 }
 ENVIRON = {
     "PYTHONPATH": f"{ROOT}:{ROOT / 'contrib' / 'integrations'}",
-    "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -89,21 +87,11 @@ class Job:
                 environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 if slurm:
                     environ |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": str(size), "SLURM_JOB_NAME": "a test"}
-            task = [self.script, self.directory, *arguments], environ, self.directory / f"output-{run}-{rank}.txt"
-            world.append(ForkedProcess(self.server, *task, self.directory) if forked else self._start(*task))
+            argv, output = [self.script, self.directory, *arguments], self.directory / f"output-{run}-{rank}.txt"
+            server = self.server if forked else None
+            world.append(start_process(server, argv, ENVIRON | environ, output, self.directory))
         self.started.append(world)
         return world
-
-    def _start(self, argv, environ, output):
-        with output.open("w") as file:
-            return subprocess.Popen(
-                [sys.executable, *map(str, argv)],
-                env=os.environ | ENVIRON | environ,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=self.directory,
-                start_new_session=True,
-            )
 
     def wait(self, world):
         """The exit codes by rank."""

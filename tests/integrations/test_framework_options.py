@@ -3,21 +3,21 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.fork_server import BASE
+from tests.integrations.conftest import ENVIRON
+
 pytestmark = pytest.mark.shim
-ROOT = Path(__file__).parents[2]
-QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
-def run(directory, code, **variables):
+def run(directory, code):
     """Run Python code in a process of its own; returns its exit code and output."""
-    path = os.pathsep.join([str(directory), str(ROOT), str(ROOT / "contrib" / "integrations")])
+    path = os.pathsep.join([str(directory), ENVIRON["PYTHONPATH"]])
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | QUIET | {"PYTHONPATH": path} | variables,
+        env=os.environ | BASE | ENVIRON | {"PYTHONPATH": path},
         cwd=directory,
         capture_output=True,
         text=True,

@@ -1,8 +1,8 @@
 """Real trainers: several Python processes that form a gloo process group on this host.
 
 Most are forked from a process that has imported torch. Processes that start from nothing are in test_rehearse.py,
-test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py. With `--dist loadgroup`,
-one worker runs all tests of a module whose tests share trainings.
+test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py. With `--dist loadscope`,
+one worker makes the trainings that the tests of a module share.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fork_server import ForkedProcess, ForkServer
+from tests.fork_server import ForkServer, start_process
 from tests.ports import free_port
 from trainer_shim.data.sample_order import SampleOrder
 
@@ -122,22 +121,6 @@ def torchrun_ranks(size):
         return [{}]
     world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-
-
-def start_process(server, argv, environ, output, directory):
-    """A process that runs a Python script: forked by the server, or from nothing where that is None."""
-    if server is not None:
-        return ForkedProcess(server, argv, environ, output, directory)
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
-    with output.open("w") as file:
-        return subprocess.Popen(
-            [sys.executable, *map(str, argv)],
-            env=environ,
-            cwd=directory,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
 
 
 class Trainers:

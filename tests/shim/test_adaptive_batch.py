@@ -13,7 +13,7 @@ import torch
 
 from trainer_shim.adaptive_batch.goodput import gain
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("adaptive_batch")]
+pytestmark = pytest.mark.shim
 
 SCRIPT = Path(__file__).with_name("train_adaptive.py")
 SAMPLES, M0, EPOCHS, STEPS_PER_EPOCH = 203, 10, 6, 21

@@ -3,7 +3,7 @@
 import pytest
 
 from contrib.benchmarks import adoption
-from tests.shim.conftest import start_process
+from tests.fork_server import start_process
 
 pytestmark = pytest.mark.shim
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.shim.conftest import slurm_tasks
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("data")]
+pytestmark = pytest.mark.shim
 
 SAMPLES, EPOCHS, STEPS_PER_EPOCH = 83, 2, 9
 

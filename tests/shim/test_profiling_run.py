@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("profiling_run")]
+pytestmark = pytest.mark.shim
 
 STEPS = 4
 JOB = ("--samples", 60, "--global-batch", 6, "--epochs", 2)

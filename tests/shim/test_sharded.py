@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("sharded")]
+pytestmark = pytest.mark.shim
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 103, 12, 2
 STEPS_PER_EPOCH = 9

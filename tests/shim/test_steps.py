@@ -8,7 +8,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 
 from tests.shim.conftest import workplaces
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("steps")]
+pytestmark = pytest.mark.shim
 STEPS = 12
 
 

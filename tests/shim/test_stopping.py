@@ -10,7 +10,7 @@ import torch
 
 from trainer_shim.session.vote_interval import MAX_STEPS
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("stopping")]
+pytestmark = pytest.mark.shim
 
 ONE_EPOCH = ("--samples", 40, "--global-batch", 10, "--epochs", 1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("torchrun")]
+pytestmark = pytest.mark.shim
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tests" / "shim" / "train.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.shim, pytest.mark.xdist_group("training")]
+pytestmark = pytest.mark.shim
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 203, 10, 3
 STEPS_PER_EPOCH = 21

@@ -46,7 +46,7 @@ class RestartedJobs:
         self.stop(uid, 100.0 + seconds)
 
     def begin(self, uid, cost=None):
-        """Start the job at the instant 100, with its first step after ``cost`` seconds; without one for None."""
+        """Start the job at the instant 100. Its first step comes after ``cost`` seconds; None for no first step."""
         run = self.store.require_job(uid).run + 1
         self.store.release(uid, run, TWO, 100.0)
         self.store.run_started(uid, run, 100.0, TWO)
@@ -62,7 +62,7 @@ class RestartedJobs:
 
     def cost(self, uid, model=None):
         self.costs.begin_poll()
-        return self.costs.restart_seconds(self.store.require_job(uid), model)
+        return self.costs.cost(self.store.require_job(uid), model).restart_seconds
 
     def cut_start_seconds(self, uid):
-        return self.costs.cut_start_seconds(self.store.require_job(uid), None)
+        return self.costs.cost(self.store.require_job(uid), None).cut_start_seconds

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.learning.restart_cost import (
-    RECENT,
-    longest_cut_start,
-    mean_of_latest,
-    measured_restarts,
-)
+from metasched.learning.restart_cost import RECENT, longest_cut_start, mean_of_latest, measured_restarts
 from metasched.slurm.client import JobState
 from metasched.store import RunRecord
 from policies.gavel.policies import GavelLas
@@ -99,7 +94,7 @@ def test_the_own_restarts_of_a_job_come_first(history):
 
 
 def test_a_cut_start_changes_no_measured_cost(history):
-    """It is a figure of its own, which is not known before, and no more known after a start with a step."""
+    """The job has a cut start from the first one on, until one of its runs has a first step."""
     uid = history.job(cost=10.0)
     assert history.cut_start_seconds(uid) is None
     history.cut_start(uid, 45.0)

@@ -134,10 +134,10 @@ class Observed:
 
     def level(self, text: str) -> str:
         """What a text tells of the owner's jobs."""
-        without_uids = HEXADECIMAL.sub("", text)
-        if MEASURES.search(without_uids):
+        without_hexadecimals = HEXADECIMAL.sub("", text)
+        if MEASURES.search(without_hexadecimals):
             return WHOLE
-        return NAMES if self._names.search(text) or self._job_ids.search(without_uids) else NOTHING
+        return NAMES if self._names.search(text) or self._job_ids.search(without_hexadecimals) else NOTHING
 
     def _submit(self) -> None:
         """Submit the owner's jobs, one of which has ended as an app's worse trial, and a stranger's behind them."""
